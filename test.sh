@@ -20,7 +20,7 @@ and a C compiler; whatever else it needs it installs, pinned, below target/.
   deny     licences, sources and duplicates of the dependencies
   venvs    Python environments: oldest and newest supported libraries, code generator
   clippy   lints, warnings denied, with all features and with none
-  build    the daemon, in the profile that all stages share
+  build    daemon, tests and benchmarks, in the one profile that all stages share
   doc      documentation examples
   rust     all Rust tests
   python   all Python tests, once for each environment
@@ -160,7 +160,9 @@ stage_clippy() {
 }
 
 stage_build() {
-    cargo build "${cargo_flags[@]}"
+    # All targets at once: features of test-only dependencies are then the same everywhere, and the
+    # stages below rebuild nothing.
+    cargo build "${cargo_flags[@]}" --all-targets
 }
 
 stage_doc() {
