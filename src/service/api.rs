@@ -360,7 +360,11 @@ pub enum Event {
 impl SaveRequest {
     /// Saves what `select` names, durably, within 30 s.
     pub fn new(select: Selector) -> Self {
-        Self { select, durable: true, timeout: Duration::from_secs(30) }
+        Self {
+            select,
+            durable: true,
+            timeout: Duration::from_secs(30),
+        }
     }
 }
 
@@ -369,16 +373,25 @@ impl SaveRequest {
 impl Selector {
     /// The latest of one conversation.
     pub fn conversation(name: impl Into<String>) -> Self {
-        Self { conversation_id: Some(name.into()), ..Self::default() }
+        Self {
+            conversation_id: Some(name.into()),
+            ..Self::default()
+        }
     }
 
     /// The latest of one request.
     pub fn rid(rid: impl Into<String>) -> Self {
-        Self { rid: Some(rid.into()), ..Self::default() }
+        Self {
+            rid: Some(rid.into()),
+            ..Self::default()
+        }
     }
 
     /// One snapshot.
     pub fn snapshot(id: SnapshotId) -> Self {
-        Self { snapshot_id: Some(id), ..Self::default() }
+        Self {
+            snapshot_id: Some(id),
+            ..Self::default()
+        }
     }
 }

@@ -7,15 +7,17 @@ use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 
 /// Settings of the service. Every field has a safe default.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Unix socket on which workers pass descriptors. Default: `/run/engram/fd.sock`.
     pub fd_socket: PathBuf,
     /// Users besides the daemon's own who may attach over a Unix socket. Default: none.
     pub allow_uids: Vec<u32>,
-    /// Token that workers must show over TCP; without one, nobody attaches over TCP. Default: none.
-    pub token: Option<String>,
+    /// File with the token that workers must show over TCP: one line of 16 to 4096 visible ASCII
+    /// characters. Without one, nobody attaches over TCP. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
     /// How often both ends of a session's stream say something. Default: `1s`.
     #[serde(with = "humantime_serde")]
     pub heartbeat: Duration,
@@ -66,16 +68,6 @@ pub struct Config {
     pub max_idle_conversations: usize,
 }
 
-/// What is wrong with a [`Config`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("service.{field}: {problem}")]
-pub struct ConfigError {
-    /// The field.
-    pub field: &'static str,
-    /// What is wrong with it.
-    pub problem: String,
-}
-
 // === impl Config ===
 
 impl Default for Config {
@@ -83,7 +75,7 @@ impl Default for Config {
         Self {
             fd_socket: PathBuf::from("/run/engram/fd.sock"),
             allow_uids: Vec::new(),
-            token: None,
+            token_file: None,
             heartbeat: Duration::from_secs(1),
             max_workers: 64,
             max_prompt_tokens: 2 << 20,
@@ -109,38 +101,69 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Every problem at once; empty when all is well.
-    pub fn validate(&self) -> Vec<ConfigError> {
-        let mut out = Vec::new();
-        let mut check = |ok: bool, field, problem: &str| {
+    /// Adds every problem of this section to `problems`, each as `service.key: what is wrong`.
+    pub fn validate(&self, problems: &mut Vec<String>) {
+        let mut check = |ok: bool, field: &str, problem: &str| {
             if !ok {
-                out.push(ConfigError { field, problem: problem.to_owned() });
+                problems.push(format!("service.{field}: {problem}"));
             }
         };
         let path = self.fd_socket.as_os_str().len();
-        check(path > 0 && path < 100, "fd_socket", "must be a path shorter than 100 bytes");
-        let token = self.token.as_ref().is_none_or(|token| token.len() >= 16);
-        check(token, "token", "must have at least 16 characters");
-        let beat = self.heartbeat >= Duration::from_millis(10);
-        check(beat && self.heartbeat <= Duration::from_secs(60), "heartbeat", "10ms to 60s");
+        let absolute = self.fd_socket.is_absolute();
+        check(
+            absolute && path < 100,
+            "fd_socket",
+            "not an absolute path below 100 bytes",
+        );
+        let beat = Duration::from_millis(10)..=Duration::from_secs(60);
+        check(
+            beat.contains(&self.heartbeat),
+            "heartbeat",
+            "not between 10ms and 60s",
+        );
         check(self.max_workers > 0, "max_workers", "must not be 0");
-        check(self.max_prompt_tokens > 0, "max_prompt_tokens", "must not be 0");
-        check(self.max_session_tokens > 0, "max_session_tokens", "must not be 0");
+        check(
+            self.max_prompt_tokens > 0,
+            "max_prompt_tokens",
+            "must not be 0",
+        );
+        check(
+            self.max_session_tokens > 0,
+            "max_session_tokens",
+            "must not be 0",
+        );
         check(self.max_requests > 0, "max_requests", "must not be 0");
         let capacity = |size: ByteSize| {
             (64 << 10..=1 << 30).contains(&size.as_u64()) && size.as_u64().is_multiple_of(4096)
         };
-        let problem = "64 KiB to 1 GiB, a multiple of 4 KiB";
+        let problem = "not a multiple of 4 KiB between 64 KiB and 1 GiB";
         check(capacity(self.up_capacity), "up_capacity", problem);
         check(capacity(self.down_capacity), "down_capacity", problem);
-        check(!self.lease_timeout.is_zero(), "lease_timeout", "must not be 0");
-        check(!self.save_timeout.is_zero(), "save_timeout", "must not be 0");
+        check(
+            !self.lease_timeout.is_zero(),
+            "lease_timeout",
+            "must not be 0",
+        );
+        check(
+            !self.save_timeout.is_zero(),
+            "save_timeout",
+            "must not be 0",
+        );
         let marks = 0.0 < self.ram_low && self.ram_low <= self.ram_high && self.ram_high <= 1.0;
-        check(marks, "ram_high", "0 < ram_low <= ram_high <= 1 must hold");
-        check((1..=64).contains(&self.read_threads), "read_threads", "1 to 64");
-        let speed = self.prefill_tokens_per_second.is_none_or(|speed| speed > 0.0);
-        check(speed, "prefill_tokens_per_second", "must be above 0");
-        out
+        check(
+            marks,
+            "ram_high",
+            "0 < ram_low <= ram_high <= 1 does not hold",
+        );
+        check(
+            (1..=64).contains(&self.read_threads),
+            "read_threads",
+            "not between 1 and 64",
+        );
+        let speed = self
+            .prefill_tokens_per_second
+            .is_none_or(|speed| speed > 0.0);
+        check(speed, "prefill_tokens_per_second", "not above 0");
     }
 }
 
@@ -148,9 +171,15 @@ impl Config {
 mod tests {
     use super::*;
 
+    fn problems(config: &Config) -> Vec<String> {
+        let mut problems = Vec::new();
+        config.validate(&mut problems);
+        problems
+    }
+
     #[test]
     fn default_is_valid() {
-        assert_eq!(Config::default().validate(), []);
+        assert!(problems(&Config::default()).is_empty());
     }
 
     #[test]
@@ -158,11 +187,16 @@ mod tests {
         let config = Config {
             max_workers: 0,
             ram_low: 0.95,
-            token: Some("short".into()),
+            fd_socket: "relative".into(),
             read_threads: 0,
             ..Config::default()
         };
-        let fields: Vec<_> = config.validate().into_iter().map(|problem| problem.field).collect();
-        assert_eq!(fields, ["token", "max_workers", "ram_high", "read_threads"]);
+        let found = problems(&config);
+        let keys: Vec<_> = found
+            .iter()
+            .filter_map(|text| text.split(':').next())
+            .collect();
+        let expected = ["fd_socket", "max_workers", "ram_high", "read_threads"];
+        assert_eq!(keys, expected.map(|key| format!("service.{key}")));
     }
 }
