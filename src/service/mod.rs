@@ -2,7 +2,11 @@
 
 pub mod api;
 pub mod config;
+pub mod conversations;
 pub mod error;
+pub mod hold;
+pub mod restore_state;
+pub mod save_state;
 
 pub use api::{
     ConversationRow, DeleteReply, DeleteRequest, Event, InfoRequest, ListReply, ListRequest,
