@@ -5,6 +5,7 @@ pub mod config;
 pub mod conversations;
 pub mod error;
 pub mod hold;
+pub mod metrics;
 pub mod restore_state;
 pub mod save_state;
 
