@@ -16,7 +16,7 @@ struct Layer {
 }
 
 /// What every layer may use.
-const EVERYONE: [&str; 2] = ["util", "telemetry"];
+const EVERYONE: [&str; 3] = ["types", "util", "telemetry"];
 
 /// The chain: each may use those to its left, as far as [`HIDDEN`] lets it.
 const CHAIN: [&str; 8] = [
@@ -148,9 +148,10 @@ impl Layer {
         if module == self.name {
             return true;
         }
-        if EVERYONE.contains(&module) {
-            // The two stand in a row of their own: telemetry uses util, util uses nothing.
-            return self.name != "util";
+        if let Some(target) = EVERYONE.iter().position(|name| *name == module) {
+            // These stand in a row of their own, each seeing those before it.
+            let own = EVERYONE.iter().position(|name| *name == self.name);
+            return own.is_none_or(|own| target < own);
         }
         if self.uses.iter().any(below) {
             return true;
