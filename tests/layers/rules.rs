@@ -36,98 +36,37 @@ const HIDDEN: [(&str, &str); 6] = [
     ("rest", "grpc"),
 ];
 
+#[rustfmt::skip] // One layer a line.
 const LAYERS: &[Layer] = &[
-    Layer {
-        name: "util",
-        uses: &[],
-        never_names: &[],
-    },
-    Layer {
-        name: "telemetry",
-        uses: &[],
-        never_names: &[],
-    },
-    Layer {
-        name: "device",
-        uses: &[],
-        never_names: &[],
-    },
-    Layer {
-        name: "proto",
-        uses: &["device::shm"],
-        never_names: &["cudarc"],
-    },
-    Layer {
-        name: "pool",
-        uses: &[],
-        never_names: IMPURE,
-    },
-    Layer {
-        name: "store",
-        uses: &[],
-        never_names: &["cudarc"],
-    },
-    Layer {
-        name: "index",
-        uses: &[],
-        never_names: IMPURE,
-    },
-    Layer {
-        name: "service",
-        uses: &[],
-        never_names: &["cudarc"],
-    },
-    Layer {
-        name: "grpc",
-        uses: &[],
-        never_names: &["cudarc", "std::fs"],
-    },
-    Layer {
-        name: "rest",
-        uses: &[],
-        never_names: &["cudarc", "std::fs"],
-    },
+    Layer { name: "types", uses: &[], never_names: IMPURE },
+    Layer { name: "util", uses: &[], never_names: &["cudarc"] },
+    Layer { name: "telemetry", uses: &[], never_names: &["cudarc"] },
+    Layer { name: "device", uses: &[], never_names: &[] },
+    Layer { name: "proto", uses: &["device::shm"], never_names: &["cudarc"] },
+    Layer { name: "pool", uses: &[], never_names: IMPURE },
+    Layer { name: "store", uses: &[], never_names: &["cudarc"] },
+    Layer { name: "index", uses: &[], never_names: IMPURE },
+    Layer { name: "service", uses: &[], never_names: &["cudarc"] },
+    Layer { name: "grpc", uses: &[], never_names: &["cudarc", "std::fs"] },
+    Layer { name: "rest", uses: &[], never_names: &["cudarc"] },
     // The worker in its own process: of the daemon it knows the protocol alone.
-    Layer {
-        name: "engine",
-        uses: &["proto", "device::shm"],
-        never_names: &["cudarc"],
-    },
+    Layer { name: "engine", uses: &["proto", "device::shm"], never_names: &["cudarc"] },
     // Of each module it may name the `Config`, see `leads_to_config`.
-    Layer {
-        name: "config",
-        uses: &[],
-        never_names: &["cudarc"],
-    },
-    Layer {
-        name: "app",
-        uses: APP,
-        never_names: &["cudarc"],
-    },
-    Layer {
-        name: "demo",
-        uses: &["config", "engine", "proto"],
-        never_names: &["cudarc"],
-    },
-    Layer {
-        name: "cli",
-        uses: CLI,
-        never_names: &["cudarc"],
-    },
+    Layer { name: "config", uses: &[], never_names: &["cudarc"] },
+    Layer { name: "app", uses: APP, never_names: &["cudarc"] },
+    Layer { name: "cli", uses: CLI, never_names: &["cudarc"] },
     // `src/main.rs`: a crate of its own, that only starts what the library holds.
-    Layer {
-        name: "main",
-        uses: &["app", "cli"],
-        never_names: &["cudarc"],
-    },
+    Layer { name: "main", uses: &["app", "cli"], never_names: &["cudarc"] },
 ];
 
+#[rustfmt::skip]
 const APP: &[&str] = &[
     "device", "proto", "pool", "store", "index", "service", "grpc", "rest", "engine", "config",
 ];
+#[rustfmt::skip]
 const CLI: &[&str] = &[
     "device", "proto", "pool", "store", "index", "service", "grpc", "rest", "engine", "config",
-    "app", "demo",
+    "app",
 ];
 
 /// A line that breaks a rule.

@@ -33,7 +33,6 @@ const FAULTY: &[(&str, &str, usize, &str)] = &[
     ("config/mod.rs", "use crate::store::Tier;", 1, "`config` uses `store::Tier`"),
     ("config.rs", "use crate::app::AppConfig;", 1, "`config` uses `app::AppConfig`"),
     ("app.rs", "use crate::cli::Args;", 1, "`app` uses `cli::Args`"),
-    ("demo/mod.rs", "use crate::service::X;", 1, "`demo` uses `service::X`"),
     ("main.rs", "fn main() { engram::service::run() }", 1, "`main` uses `service::run`"),
     ("bin/other.rs", "use engram::store::Tier;", 1, "`main` uses `store::Tier`"),
     // Every way to write a path.
@@ -103,7 +102,7 @@ const SOUND: &[(&str, &str)] = &[
     ("engine/a.rs", "use crate::{proto::v1, device::shm::Map, util::clock::Clock};"),
     ("config/mod.rs", "use crate::store::{Config, disk::DiskConfig}; use crate::rest::config::Tls;"),
     ("app.rs", "use crate::{config::Config, engine, grpc, rest, store};"),
-    ("cli/mod.rs", "use crate::{app, config, demo, rest};"),
+    ("cli/mod.rs", "use crate::{app, config, engine, rest};"),
     // Not code.
     ("pool/a.rs", "// use crate::store::Tier;\n/* crate::store::open() */"),
     ("pool/a.rs", "/// See [`crate::store::Tier`].\nconst A: &str = \"unsafe crate::store::Tier\";"),
