@@ -101,6 +101,7 @@ const SOUND: &[(&str, &str)] = &[
     ("rest/mod.rs", "use crate::service::Service; use crate::proto::v1;"),
     ("engine/a.rs", "use crate::{proto::v1, device::shm::Map, util::clock::Clock};"),
     ("config/mod.rs", "use crate::store::{Config, disk::DiskConfig}; use crate::rest::config::Tls;"),
+    ("config/mod.rs", "use crate::{rest, telemetry};\nstruct Config { rest: rest::Config }"),
     ("app.rs", "use crate::{config::Config, engine, grpc, rest, store};"),
     ("cli/mod.rs", "use crate::{app, config, engine, rest};"),
     // Not code.
