@@ -110,11 +110,11 @@ fn depth(path: &str) -> usize {
     path.split("::").count()
 }
 
-/// `store::Config`, `store::disk::DiskConfig`, `store::config::…`
+/// `store::Config`, `store::disk::DiskConfig`, `store::config::…`; or `store` alone, to write
+/// `store::Config` where it is used.
 fn leads_to_config(target: &[String]) -> bool {
-    target
-        .iter()
-        .any(|segment| segment == "config" || segment.ends_with("Config"))
+    let is_config = |segment: &String| segment == "config" || segment.ends_with("Config");
+    target.len() == 1 || target.iter().any(is_config)
 }
 
 /// The module that the file at `path` (from `src/`, `/` between its parts) holds; `None` for a
