@@ -145,12 +145,17 @@ stage_deny() {
 }
 
 stage_venvs() {
-    local name
+    local name dir stamp
     venv gen python-shim/requirements-gen.txt || return
     for name in old new; do
         venv "$name" "python-shim/requirements-$name.txt" || return
-        "$target/venv/$name/bin/python" -m pip install --quiet --no-deps --no-build-isolation \
+        # The package itself: its code stays where it is, its metadata is of this pyproject.toml.
+        dir=$target/venv/$name
+        stamp=$(cat python-shim/pyproject.toml python-shim/src/engram_sglang/__init__.py | cksum)
+        [[ -f $dir/package && $(<"$dir/package") == "$stamp" ]] && continue
+        "$dir/bin/python" -m pip install --quiet --no-deps --no-build-isolation \
             -e python-shim || return
+        echo "$stamp" >"$dir/package"
     done
 }
 
