@@ -8,6 +8,7 @@ pub mod hold;
 pub mod metrics;
 pub mod restore_state;
 pub mod save_state;
+mod session;
 
 pub use api::{
     ConversationRow, DeleteReply, DeleteRequest, Event, InfoRequest, ListReply, ListRequest,

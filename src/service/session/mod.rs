@@ -1,0 +1,3 @@
+//! One attached worker.
+
+pub mod requests;
