@@ -19,5 +19,6 @@
 #![deny(clippy::unwrap_used, clippy::indexing_slicing)]
 
 pub mod device;
+pub mod proto;
 pub mod types;
 pub mod util;
