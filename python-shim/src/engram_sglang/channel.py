@@ -217,19 +217,15 @@ class Reader(Generic[M_in]):
 
     def pop(self) -> M_in | None:
         """The next message, or None if there is none yet. Raises Broken."""
-        record = self._next()
-        if record is None:
-            return None
-        kind, length, at = record
-        if kind == 0:
-            # A pad goes ahead of a record that would not have fit, so a record comes next.
-            self._consume(length)
+        while True:
             record = self._next()
             if record is None:
                 return None
             kind, length, at = record
-            if kind == 0:
-                raise Broken("two pads in a row")
+            if kind != 0:
+                break
+            # A pad ends its lap, and `_next` takes none at the start of one: no second pass.
+            self._consume(length)
         body = bytes(self._memory.u8[at + _HEAD : at + _HEAD + length])
         self._consume(length)
         known = self._kinds.get(kind)
@@ -252,7 +248,8 @@ class Reader(Generic[M_in]):
         length, kind = memory.u32[word + 2], memory.u32[word + 3]
         left = self._capacity - position
         if kind == 0:
-            if length != left - _HEAD:
+            # A pad is smaller than the record that did not fit in its place.
+            if length != left - _HEAD or left >= self._largest:
                 raise Broken(f"a pad of {length} bytes, {left} before the end")
         elif kind > 0xFFFF:
             raise Broken(f"flags {kind >> 16:#x}")

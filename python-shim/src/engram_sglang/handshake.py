@@ -74,11 +74,10 @@ def connect(path: str, session: bytes, secret: bytes, ring: int | None, timeout:
         connection.connect(path)
         _send(connection, request, descriptors)
         answer = _read_reply(connection, received, end)
-        _check(answer.magic, answer.version, answer.descriptors, received)
-        if answer.status != 0:
-            if received:
-                raise BadHandshake("a refusal with descriptors")
+        if answer.magic == layout.HANDSHAKE_MAGIC and answer.status != 0:
+            # Of any version: a daemon that refuses the version says so.
             raise Refused(answer.status, answer.reason)
+        _check(answer.magic, answer.version, answer.descriptors, received)
         if len(received) not in (2, 3) or (len(received) == 3) != (answer.arena_bytes > 0):
             raise BadHandshake(f"{len(received)} descriptors, arena of {answer.arena_bytes} bytes")
         connection.settimeout(None)

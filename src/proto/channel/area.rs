@@ -51,7 +51,7 @@ pub enum Broken {
         /// Bytes from its head to the end of the area.
         left: u64,
     },
-    /// A pad that does not reach exactly to the end of its area, or the second in a row.
+    /// A pad that does not reach exactly to the end of its area, or is as large as the largest record.
     #[error("a pad of {len} bytes, {left} bytes before the end of its area")]
     Pad {
         /// Length in its head.
@@ -73,10 +73,14 @@ impl Area {
     /// The area of `capacity` bytes at `offset`, with its tail word at `tail`. `None` if the map
     /// does not have it, or if it is not what the layout allows.
     pub(super) fn new(map: &Arc<SharedMap>, offset: u64, capacity: u64, tail: u64) -> Option<Self> {
-        let aligned = [offset, capacity].iter().all(|n| n.is_multiple_of(layout::AREA_ALIGN));
+        let aligned = [offset, capacity]
+            .iter()
+            .all(|n| n.is_multiple_of(layout::AREA_ALIGN));
         let sized = (layout::MIN_CAPACITY..=layout::MAX_CAPACITY).contains(&capacity);
         let inside = offset >= layout::HEADER_BYTES
-            && offset.checked_add(capacity).is_some_and(|end| end <= map.len());
+            && offset
+                .checked_add(capacity)
+                .is_some_and(|end| end <= map.len());
         let tail_inside = tail.is_multiple_of(8) && tail < layout::HEADER_BYTES;
         (aligned && sized && inside && tail_inside).then(|| Self {
             map: Arc::clone(map),
@@ -106,17 +110,26 @@ impl Area {
 
     /// Stores a seq word after everything that was written before.
     pub(super) fn publish(&self, position: u64, number: u64) {
-        held(self.map.store_u64(self.offset + position, number, Ordering::Release));
+        held(
+            self.map
+                .store_u64(self.offset + position, number, Ordering::Release),
+        );
     }
 
     /// Keeps old bytes from being taken for a record. Comes before the `publish` that uncovers it.
     pub(super) fn clear_seq(&self, position: u64) {
-        held(self.map.store_u64(self.offset + position, 0, Ordering::Relaxed));
+        held(
+            self.map
+                .store_u64(self.offset + position, 0, Ordering::Relaxed),
+        );
     }
 
     /// What follows the seq word. One load, so that it cannot change between its parts.
     pub(super) fn head(&self, position: u64) -> Head {
-        Head::from_word(held(self.map.load_u64(self.offset + position + 8, Ordering::Relaxed)))
+        Head::from_word(held(
+            self.map
+                .load_u64(self.offset + position + 8, Ordering::Relaxed),
+        ))
     }
 
     pub(super) fn set_head(&self, position: u64, head: Head) {
@@ -146,7 +159,11 @@ impl Area {
 
 impl Head {
     fn from_word(word: u64) -> Self {
-        Self { len: word as u32, kind: (word >> 32) as u16, flags: (word >> 48) as u16 }
+        Self {
+            len: word as u32,
+            kind: (word >> 32) as u16,
+            flags: (word >> 48) as u16,
+        }
     }
 
     fn to_word(self) -> u64 {

@@ -61,8 +61,14 @@ struct Side {
     closed: u64,
 }
 
-const DAEMON: Side = Side { beat: header::DAEMON_BEAT, closed: header::DAEMON_CLOSED };
-const WORKER: Side = Side { beat: header::WORKER_BEAT, closed: header::WORKER_CLOSED };
+const DAEMON: Side = Side {
+    beat: header::DAEMON_BEAT,
+    closed: header::DAEMON_CLOSED,
+};
+const WORKER: Side = Side {
+    beat: header::WORKER_BEAT,
+    closed: header::WORKER_CLOSED,
+};
 
 /// Why memory is not a channel that this side can use.
 #[derive(Copy, Clone, Eq, PartialEq, Debug, thiserror::Error)]
@@ -98,14 +104,19 @@ pub enum BadChannel {
 
 impl Default for Capacities {
     fn default() -> Self {
-        Self { up: layout::UP_CAPACITY, down: layout::DOWN_CAPACITY }
+        Self {
+            up: layout::UP_CAPACITY,
+            down: layout::DOWN_CAPACITY,
+        }
     }
 }
 
 impl Capacities {
     /// Size of the memory of a channel with these areas.
     pub fn bytes(self) -> u64 {
-        layout::HEADER_BYTES.saturating_add(self.up).saturating_add(self.down)
+        layout::HEADER_BYTES
+            .saturating_add(self.up)
+            .saturating_add(self.down)
     }
 }
 
@@ -131,7 +142,11 @@ impl DaemonEnd {
         };
         let (up, down) = areas.open(map)?;
         map.store_u32(header::VERSION, layout::VERSION, Ordering::Relaxed)?;
-        map.store_u32(header::HEADER_BYTES, layout::HEADER_BYTES as u32, Ordering::Relaxed)?;
+        map.store_u32(
+            header::HEADER_BYTES,
+            layout::HEADER_BYTES as u32,
+            Ordering::Relaxed,
+        )?;
         map.store_u64(header::UP_OFFSET, areas.up.0, Ordering::Relaxed)?;
         map.store_u64(header::UP_CAPACITY, areas.up.1, Ordering::Relaxed)?;
         map.store_u64(header::DOWN_OFFSET, areas.down.0, Ordering::Relaxed)?;
@@ -191,13 +206,20 @@ impl WorkerEnd {
 
 impl Link {
     fn new(map: &Arc<SharedMap>, own: Side, peer: Side) -> Self {
-        Self { map: Arc::clone(map), beats: 0, own, peer }
+        Self {
+            map: Arc::clone(map),
+            beats: 0,
+            own,
+            peer,
+        }
     }
 
     /// Shows that this side lives.
     pub fn beat(&mut self) {
         self.beats += 1;
-        let stored = self.map.store_u64(self.own.beat, self.beats, Ordering::Relaxed);
+        let stored = self
+            .map
+            .store_u64(self.own.beat, self.beats, Ordering::Relaxed);
         stored.expect("the header lies in the map");
     }
 
@@ -209,7 +231,9 @@ impl Link {
 
     /// Tells the peer that this side ends the session. What was pushed before can still be read.
     pub fn close(&self, reason: CloseReason) {
-        let stored = self.map.store_u32(self.own.closed, reason.as_u32(), Ordering::Release);
+        let stored = self
+            .map
+            .store_u32(self.own.closed, reason.as_u32(), Ordering::Release);
         stored.expect("the header lies in the map");
     }
 
@@ -234,7 +258,11 @@ impl Areas {
         let area = |(offset, capacity), tail| {
             let size = map.len();
             let area = Area::new(map, offset, capacity, tail);
-            area.ok_or(BadChannel::Area { offset, capacity, size })
+            area.ok_or(BadChannel::Area {
+                offset,
+                capacity,
+                size,
+            })
         };
         let up = area(self.up, header::UP_TAIL)?;
         let down = area(self.down, header::DOWN_TAIL)?;

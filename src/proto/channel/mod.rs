@@ -56,6 +56,10 @@ impl msg::TokensWide {
     /// The same with ids of 32 bits; `None` if one does not fit.
     pub fn narrow(&self) -> Option<msg::Tokens> {
         let ids: Option<Vec<u32>> = self.ids.iter().map(|id| u32::try_from(*id).ok()).collect();
-        ids.map(|ids| msg::Tokens { req: self.req, offset: self.offset, ids })
+        ids.map(|ids| msg::Tokens {
+            req: self.req,
+            offset: self.offset,
+            ids,
+        })
     }
 }

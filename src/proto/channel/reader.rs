@@ -23,7 +23,13 @@ pub struct Reader<M> {
 
 impl<M: Message> Reader<M> {
     pub(super) fn new(area: Area) -> Self {
-        Self { area, consumed: 0, number: 1, body: Vec::new(), messages: PhantomData }
+        Self {
+            area,
+            consumed: 0,
+            number: 1,
+            body: Vec::new(),
+            messages: PhantomData,
+        }
     }
 
     /// The next message, or `None` if there is none yet. Allocates only what the message owns.
@@ -32,24 +38,21 @@ impl<M: Message> Reader<M> {
     ///
     /// If the peer breaks the protocol. Whatever else comes from it is not to be believed either.
     pub fn pop(&mut self) -> Result<Option<M>, Broken> {
-        let Some(mut head) = self.next()? else { return Ok(None) };
-        if head.kind == PAD {
-            // A pad goes ahead of a record that would not have fit, so a record comes next.
-            self.consume(head.len);
+        let head = loop {
             match self.next()? {
                 None => return Ok(None),
-                Some(Head { len, kind: PAD, .. }) => {
-                    return Err(Broken::Pad { len, left: self.left() });
-                }
-                Some(record) => head = record,
+                // It ends its lap, and `next` takes none at the start of one: no second pass.
+                Some(pad) if pad.kind == PAD => self.consume(pad.len),
+                Some(record) => break record,
             }
-        }
+        };
         let len = head.len as usize;
+        let at = self.position() + layout::RECORD_HEAD_BYTES;
         if self.body.len() < len {
             self.body.resize(len, 0);
         }
         let (body, _) = self.body.split_at_mut(len);
-        self.area.read(self.position() + layout::RECORD_HEAD_BYTES, body);
+        self.area.read(at, body);
         let message = M::decode(head.kind, body)?;
         self.consume(head.len);
         Ok(Some(message))
@@ -68,7 +71,8 @@ impl<M: Message> Reader<M> {
         if flags != 0 {
             return Err(Broken::Flags(flags));
         }
-        if kind == PAD && size != left {
+        // A pad is smaller than the record that did not fit in its place.
+        if kind == PAD && (size != left || size >= self.area.largest()) {
             return Err(Broken::Pad { len, left });
         }
         if kind != PAD && size > left.min(self.area.largest()) {

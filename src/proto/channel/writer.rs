@@ -7,18 +7,18 @@ use zerocopy::IntoBytes;
 use super::area::{Area, Broken, Head, PAD, record_bytes};
 use super::codec::{Message, put};
 use super::layout;
-use super::msg::Up;
+use super::msg::{Tokens, Up};
 
-const _: () = assert!(cfg!(target_endian = "little"), "lists of ids are copied as they lie in memory");
+const _: () = assert!(
+    cfg!(target_endian = "little"),
+    "lists of ids are copied as they lie in memory"
+);
 
 /// A prompt is cut into records of at most this many tokens.
 const TOKENS_PER_RECORD: u64 = 32768;
 
 /// Body of a `Tokens` record before its ids: request, offset, count.
 const TOKENS_HEAD_BYTES: u64 = 16;
-
-/// Kind of `Tokens`, whose ids are written without a message being made of them.
-const TOKENS: u16 = 2;
 
 /// The writing end of an area. Never waits: what finds no room is dropped and counted, or said again
 /// later by the caller.
@@ -133,7 +133,11 @@ impl<M: Message> Writer<M> {
     fn refresh_tail(&mut self) -> Result<(), Broken> {
         let (tail, before, written) = (self.area.tail(), self.tail, self.written);
         if tail < before || tail > written || !tail.is_multiple_of(layout::RECORD_ALIGN) {
-            return Err(Broken::Tail { tail, before, written });
+            return Err(Broken::Tail {
+                tail,
+                before,
+                written,
+            });
         }
         self.tail = tail;
         Ok(())
@@ -141,7 +145,14 @@ impl<M: Message> Writer<M> {
 
     /// Makes the record at `position`, whose body is written, visible.
     fn publish(&mut self, position: u64, kind: u16, len: u32) {
-        self.area.set_head(position, Head { len, kind, flags: 0 });
+        self.area.set_head(
+            position,
+            Head {
+                len,
+                kind,
+                flags: 0,
+            },
+        );
         self.written += record_bytes(len.into());
         self.area.clear_seq(self.written % self.area.capacity());
         self.number += 1;
@@ -175,7 +186,7 @@ impl Writer<Up> {
             let at = position + layout::RECORD_HEAD_BYTES;
             self.area.write(at, &self.body);
             self.area.write(at + TOKENS_HEAD_BYTES, bytes);
-            self.publish(position, TOKENS, len as u32);
+            self.publish(position, Tokens::KIND, len as u32);
             done += ids.len();
         }
         Ok(done)
