@@ -18,5 +18,6 @@
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used, clippy::indexing_slicing)]
 
+pub mod index;
 pub mod types;
 pub mod util;
