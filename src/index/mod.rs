@@ -50,8 +50,6 @@ mod tree;
 mod victims;
 
 #[cfg(test)]
-mod model;
-#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeSet;
