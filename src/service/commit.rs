@@ -200,9 +200,10 @@ impl Service {
             namespace: Arc::clone(namespace),
             state: SaveState::Visible,
             generation,
+            parent: core.index.snapshot(&id).and_then(|info| info.parent),
             conversation: Some(commit.conversation.clone()),
             rid: Some(Arc::clone(commit.rid)),
-            doomed: false,
+            written: 0,
             failure: None,
         };
         core.records.insert(id, record);

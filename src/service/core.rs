@@ -5,17 +5,14 @@
 //! thread has to do next.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::conversations::{ConversationKey, Conversations};
 use super::save_state::SaveState;
-use crate::index::{Index, VecLog};
+use crate::index::{Index, LeaseToken, Removed};
 use crate::store::{ObjectShape, TokenLog};
-use crate::types::{
-    Fingerprint, Generation, Namespace, ObjectId, SnapshotId, TokenId, Tokens,
-};
+use crate::types::{Fingerprint, Generation, Namespace, ObjectId, SnapshotId, TierKind};
 
 /// A model whose states are stored: what an object of it looks like.
 #[derive(Debug)]
@@ -39,12 +36,14 @@ pub struct Record {
     pub state: SaveState,
     /// The save that made it.
     pub generation: Generation,
+    /// The nearest snapshot that it extended when it was made.
+    pub parent: Option<SnapshotId>,
     /// The conversation whose request made it.
     pub conversation: Option<ConversationKey>,
     /// That request.
     pub rid: Option<Arc<str>>,
-    /// To be deleted as soon as the disk thread is done with it.
-    pub doomed: bool,
+    /// Payload bytes that writing it down took.
+    pub written: u64,
     /// Why the last attempt to write it failed.
     pub failure: Option<Failure>,
 }
@@ -68,40 +67,37 @@ pub struct Queue {
     at: HashMap<SnapshotId, Duration>,
     /// Removals, which come first.
     pub removals: VecDeque<Removal>,
-    /// Removals handed out, not done yet.
-    pub removing: usize,
+    /// Objects to write without their snapshot, so that RAM can let go of them.
+    pub demotions: VecDeque<ObjectId>,
+    /// The thread is writing a snapshot.
+    pub writing: bool,
+    /// Conversations that the thread is writing.
+    pub writing_refs: usize,
     /// The service ends: nothing waits for its time any more.
     pub draining: bool,
-    /// The thread is to end.
-    pub stop: bool,
     /// No write before this, after a failure.
     pub not_before: Duration,
     /// Failures in a row.
     pub failures: u32,
+    /// Removals asked for, in all.
+    pub asked: u64,
+    /// Removals done, in all.
+    pub done: u64,
 }
 
 /// Something to take off the disk: manifests first, then objects.
 #[derive(Debug, Default)]
 pub struct Removal {
     /// Manifests.
-    pub snapshots: Vec<(Fingerprint, SnapshotId)>,
+    pub snapshots: Vec<SnapshotId>,
     /// Objects that nothing names any longer.
     pub objects: Vec<ObjectId>,
-}
-
-/// The token log: a file, or memory when there is no disk.
-#[derive(Debug)]
-pub enum Log {
-    /// In the data directory.
-    File(TokenLog),
-    /// Without a disk.
-    Memory(VecLog),
 }
 
 /// All of it.
 pub struct Core {
     /// Which prefixes are known.
-    pub index: Index<Log>,
+    pub index: Index<TokenLog>,
     /// What snapshots are called.
     pub conversations: Conversations,
     /// One for each snapshot in the index.
@@ -153,6 +149,16 @@ impl Queue {
         self.at.contains_key(snapshot)
     }
 
+    /// Nothing is left to do.
+    pub fn is_idle(&self) -> bool {
+        self.at.is_empty()
+            && self.removals.is_empty()
+            && self.demotions.is_empty()
+            && self.done == self.asked
+            && self.writing_refs == 0
+            && !self.writing
+    }
+
     /// How many wait.
     pub fn len(&self) -> usize {
         self.at.len()
@@ -161,6 +167,15 @@ impl Queue {
     /// None waits.
     pub fn is_empty(&self) -> bool {
         self.at.is_empty()
+    }
+
+    /// Takes manifests and objects off the disk. Returns the number that `done` then reaches.
+    pub fn remove(&mut self, removal: Removal) -> u64 {
+        if !removal.snapshots.is_empty() || !removal.objects.is_empty() {
+            self.removals.push_back(removal);
+            self.asked += 1;
+        }
+        self.asked
     }
 
     /// When the first is due.
@@ -183,36 +198,11 @@ impl Queue {
     }
 }
 
-// === impl Log ===
-
-impl Tokens for Log {
-    fn append(&mut self, tokens: &[TokenId]) -> io::Result<u64> {
-        match self {
-            Self::File(log) => log.append(tokens),
-            Self::Memory(log) => log.append(tokens),
-        }
-    }
-
-    fn get(&self, offset: u64, len: u32, f: &mut dyn FnMut(&[TokenId])) {
-        match self {
-            Self::File(log) => log.get(offset, len, f),
-            Self::Memory(log) => log.get(offset, len, f),
-        }
-    }
-
-    fn release(&mut self, offset: u64, len: u32) {
-        match self {
-            Self::File(log) => log.release(offset, len),
-            Self::Memory(log) => log.release(offset, len),
-        }
-    }
-}
-
 // === impl Core ===
 
 impl Core {
     /// An empty one. `generation` is above every number that an earlier start gave out.
-    pub fn new(index: Index<Log>, generation: u64) -> Self {
+    pub fn new(index: Index<TokenLog>, generation: u64) -> Self {
         Self {
             index,
             conversations: Conversations::default(),
@@ -245,9 +235,56 @@ impl Core {
         None
     }
 
+    /// Lets the save of a snapshot take a step, if the snapshot is still there.
+    pub fn advance(&mut self, snapshot: &SnapshotId, to: SaveState) {
+        if let Some(record) = self.records.get_mut(snapshot) {
+            let from = std::mem::replace(&mut record.state, SaveState::Visible);
+            match from.step(to) {
+                Ok(state) => record.state = state,
+                Err(bad) => unreachable!("the disk thread alone moves a visible save: {bad}"),
+            }
+        }
+    }
+
     /// The snapshot is on disk.
     pub fn is_durable(&self, snapshot: &SnapshotId) -> bool {
         self.records.get(snapshot).is_some_and(|record| record.state == SaveState::Durable)
+    }
+
+    /// Bookkeeping for what went out of the index. Returns the objects and the snapshots that may be
+    /// on disk.
+    pub fn gone(&mut self, removed: Removed, instead: Option<(SnapshotId, u32)>) -> Removal {
+        let Removed { snapshots, objects } = removed;
+        for snapshot in &snapshots {
+            self.queue.cancel(snapshot);
+            let record = self.records.remove(snapshot);
+            let instead = instead.or_else(|| {
+                let parent = record?.parent?;
+                Some((parent, self.index.snapshot(&parent)?.boundary))
+            });
+            self.conversations.lost(*snapshot, instead);
+        }
+        Removal { snapshots, objects }
+    }
+
+    /// Ends a lease. What it alone kept of a snapshot that went meanwhile goes, too; returned.
+    pub fn release(&mut self, token: LeaseToken) -> Removal {
+        let snapshot = token.snapshot();
+        let gone = !self.records.contains_key(&snapshot);
+        let objects: Vec<ObjectId> = if gone { token.objects().collect() } else { Vec::new() };
+        self.index.release(token);
+        let mut removal = Removal::default();
+        for id in objects {
+            let info = self.index.object(&id);
+            let Some(info) = info.filter(|info| info.leases == 0 && !info.needed) else {
+                continue;
+            };
+            for tier in TierKind::ALL.into_iter().filter(|tier| info.tiers.contains(*tier)) {
+                let _ = self.index.set_tier(&id, tier, false);
+            }
+            removal.objects.push(id);
+        }
+        removal
     }
 }
 

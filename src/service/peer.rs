@@ -1,9 +1,10 @@
 //! Who may attach: the daemon's own user and configured ones over a Unix socket, holders of the token over
 //! TCP.
 
-use std::io::Read;
 use std::net::SocketAddr;
 use std::path::Path;
+
+use crate::util::secret::{Token, TokenError};
 
 /// The other end of a connection.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -20,42 +21,13 @@ pub enum Peer {
 }
 
 /// Decides who may attach.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Gate {
     uids: Vec<u32>,
-    /// Digest of the token.
-    token: Option<blake3::Hash>,
+    token: Option<Token>,
 }
-
-/// Why a token file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum TokenError {
-    /// It cannot be read.
-    #[error("{path}: {error}")]
-    Io {
-        /// The file.
-        path: String,
-        /// What the system said.
-        error: std::io::Error,
-    },
-    /// It holds something else.
-    #[error("{path}: not one line of 16 to 4096 visible ASCII characters")]
-    Malformed {
-        /// The file.
-        path: String,
-    },
-}
-
-/// Longest token in bytes.
-const TOKEN_MAX: usize = 4096;
 
 // === impl Gate ===
-
-impl std::fmt::Debug for Gate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gate").field("uids", &self.uids).finish_non_exhaustive()
-    }
-}
 
 impl Gate {
     /// Lets in this process' own user, `uids`, and who knows the token in the file.
@@ -65,7 +37,7 @@ impl Gate {
     pub fn new(uids: &[u32], token_file: Option<&Path>) -> Result<Self, TokenError> {
         let own = nix::unistd::geteuid().as_raw();
         let uids = std::iter::once(own).chain(uids.iter().copied()).collect();
-        let token = token_file.map(read_token).transpose()?;
+        let token = token_file.map(Token::read).transpose()?;
         Ok(Self { uids, token })
     }
 
@@ -73,9 +45,8 @@ impl Gate {
     pub fn admits(&self, peer: &Peer, token: Option<&str>) -> bool {
         match peer {
             Peer::Unix { uid, .. } => self.uids.contains(uid),
-            // Digests are compared in constant time.
             Peer::Tcp(_) => match (&self.token, token) {
-                (Some(known), Some(shown)) => *known == blake3::hash(shown.as_bytes()),
+                (Some(known), Some(shown)) => known.is(shown.as_bytes()),
                 _ => false,
             },
         }
@@ -92,22 +63,6 @@ impl Peer {
             Self::Tcp(_) => None,
         }
     }
-}
-
-fn read_token(path: &Path) -> Result<blake3::Hash, TokenError> {
-    let name = || path.display().to_string();
-    let io = |error| TokenError::Io { path: name(), error };
-    let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).map_err(io)?;
-    file.take(TOKEN_MAX as u64 + 3).read_to_end(&mut bytes).map_err(io)?;
-    let text = std::str::from_utf8(&bytes).unwrap_or_default();
-    let text = text.strip_suffix('\n').unwrap_or(text);
-    let text = text.strip_suffix('\r').unwrap_or(text);
-    let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
-    if !visible || !(16..=TOKEN_MAX).contains(&text.len()) {
-        return Err(TokenError::Malformed { path: name() });
-    }
-    Ok(blake3::hash(text.as_bytes()))
 }
 
 #[cfg(test)]
@@ -132,16 +87,5 @@ mod tests {
         assert!(!gate.admits(&TCP, None));
         let gate = Gate::new(&[], None).unwrap();
         assert!(!gate.admits(&TCP, Some("")));
-    }
-
-    #[test]
-    fn bad_token_files_are_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("token");
-        assert!(matches!(Gate::new(&[], Some(&path)), Err(TokenError::Io { .. })));
-        for bad in ["short", "a token with blanks in it", "two-lines-of-text\nmore-of-it"] {
-            std::fs::write(&path, bad).unwrap();
-            assert!(matches!(Gate::new(&[], Some(&path)), Err(TokenError::Malformed { .. })));
-        }
     }
 }

@@ -6,6 +6,7 @@
 //! back to an ancestor when it is evicted. Pure: no clock, no IO.
 
 mod select;
+mod stored;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use crate::types::{Millis, SessionId, SnapshotId};
 
 pub use select::{Found, Need};
+pub use stored::MAX_BRANCHES;
 
 /// Name of a conversation within a tenant.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -442,6 +444,16 @@ impl Conversations {
     /// What changed since the last call.
     pub fn take_dirty(&mut self) -> HashSet<ConversationKey> {
         std::mem::take(&mut self.dirty)
+    }
+
+    /// It waits to be written.
+    pub fn is_dirty(&self, key: &ConversationKey) -> bool {
+        self.dirty.contains(key)
+    }
+
+    /// Some conversation waits to be written.
+    pub fn any_dirty(&self) -> bool {
+        !self.dirty.is_empty()
     }
 
     /// To be written again later.

@@ -86,6 +86,24 @@ impl Conversations {
         latest(key, conversation, rid)
     }
 
+    /// The conversation that the selector names, whatever else it says.
+    pub fn key_of(&self, select: &Selector) -> Result<ConversationKey, ServiceError> {
+        let tenant: Option<Arc<str>> = select.tenant.as_deref().map(Arc::from);
+        let (what, name) = match (&select.conversation_id, &select.rid) {
+            (Some(name), _) => ("conversation", name),
+            (None, Some(rid)) => ("request", rid),
+            (None, None) => {
+                let text = "one of rid and conversation_id is needed";
+                return Err(ServiceError::Invalid(text.to_owned()));
+            }
+        };
+        let found = match what {
+            "request" => self.by_rid(&tenant, name),
+            _ => self.by_name(&tenant, name),
+        };
+        found.cloned().ok_or_else(|| not_found(what, name))
+    }
+
     fn by_name(&self, tenant: &Option<Arc<str>>, name: &str) -> Option<&ConversationKey> {
         let key = ConversationKey {
             tenant: tenant.clone(),
