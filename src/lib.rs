@@ -20,5 +20,6 @@
 
 pub mod device;
 pub mod proto;
+pub mod store;
 pub mod types;
 pub mod util;

@@ -52,6 +52,10 @@ pub struct Faults {
 
 /// What to do with an operation.
 #[derive(Debug)]
+#[cfg_attr(
+    not(any(test, feature = "testing")),
+    expect(dead_code, reason = "only tests throw the switches")
+)]
 pub(crate) enum Verdict {
     Pass,
     Fail(io::Error),
@@ -63,6 +67,7 @@ pub(crate) enum Verdict {
 struct Switches {
     armed: Option<Armed>,
     dead: bool,
+    no_openat2: bool,
     tracing: bool,
     trace: Vec<(Op, String)>,
     thrown: u64,
@@ -113,10 +118,23 @@ impl Faults {
     pub(crate) fn ask(&self, _: Op, _: &std::path::Path) -> Verdict {
         Verdict::Pass
     }
+
+    pub(crate) fn denies_openat2(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(any(test, feature = "testing"))]
 impl Faults {
+    pub(crate) fn denies_openat2(&self) -> bool {
+        self.inner.lock().no_openat2
+    }
+
+    /// Makes a store opened from now on do without openat2, as where a sandbox denies it.
+    pub fn deny_openat2(&self) {
+        self.inner.lock().no_openat2 = true;
+    }
+
     pub(crate) fn ask(&self, op: Op, path: &std::path::Path) -> Verdict {
         let killed = || io::Error::other("killed by a test");
         let mut inner = self.inner.lock();

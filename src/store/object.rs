@@ -12,6 +12,8 @@ use super::{
     shape::{MAX_OBJECT_TOKENS, ObjectShape},
 };
 
+/// Most payload bytes of one shard of an object.
+pub const MAX_SHARD_BYTES: u64 = 1 << 40;
 /// Most shards of one object.
 pub const MAX_SHARDS: u32 = 1024;
 
@@ -143,6 +145,9 @@ impl ObjectMeta {
                 return bad("range of KV");
             }
             ObjectKind::State | ObjectKind::Kv => {}
+        }
+        if self.shard_bytes() > MAX_SHARD_BYTES {
+            return bad("bytes of a shard");
         }
         if let Some(shape) = shape
             && self.pieces != shape.pieces(self.kind, self.range)

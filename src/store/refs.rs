@@ -188,21 +188,33 @@ mod tests {
 
     #[test]
     fn hostile_names_only_become_hashes() {
-        let names = ["../x", "/abs", "a\0b", ".", "", "é\u{202E}", &"x".repeat(300)];
+        let names = [
+            "../x",
+            "/abs",
+            "a\0b",
+            ".",
+            "",
+            "é\u{202E}",
+            &"x".repeat(300),
+        ];
         let mut keys: Vec<String> = names
             .iter()
             .flat_map(|name| [None, Some(""), Some("a"), Some("../x")].map(|t| (t, name)))
             .map(|(tenant, name)| ConversationKey::of(tenant, name).to_hex())
             .collect();
-        assert!(keys.iter().all(|key| {
-            key.len() == 64 && key.chars().all(|c| c.is_ascii_hexdigit())
-        }));
+        assert!(
+            keys.iter()
+                .all(|key| { key.len() == 64 && key.chars().all(|c| c.is_ascii_hexdigit()) })
+        );
         let all = keys.len();
         keys.sort();
         keys.dedup();
         assert_eq!(keys.len(), all);
         // A tenant cannot run into a name.
-        let (a, b) = (ConversationKey::of(Some("a"), "bc"), ConversationKey::of(Some("ab"), "c"));
+        let (a, b) = (
+            ConversationKey::of(Some("a"), "bc"),
+            ConversationKey::of(Some("ab"), "c"),
+        );
         assert_ne!(a, b);
     }
 }

@@ -181,11 +181,17 @@ mod tests {
         let reason = |body: &str| decode::<Sample>(&sealed(body)).unwrap_err().reason;
         let cases = [
             (r#"{"format_version":2,"text":"x""#, Reason::Version),
-            (r#"{"format_version":1,"text":"x","y":1"#, Reason::UnknownField),
+            (
+                r#"{"format_version":1,"text":"x","y":1"#,
+                Reason::UnknownField,
+            ),
             (r#"{"format_version":1"#, Reason::Malformed),
             (r#"{"format_version":1,"text":7"#, Reason::Malformed),
             (r#"{"format_version":1,"text":"bad""#, Reason::Invalid),
-            (r#"{"format_version":1,"text":"a","text":"b""#, Reason::Malformed),
+            (
+                r#"{"format_version":1,"text":"a","text":"b""#,
+                Reason::Malformed,
+            ),
             (r#"]"#, Reason::Malformed),
         ];
         for (body, expected) in cases {

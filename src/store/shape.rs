@@ -105,9 +105,10 @@ impl TensorShape {
     /// Bytes of all layers, if they can be counted.
     #[must_use]
     pub fn bytes(&self) -> Option<u64> {
-        let elements = self.shape.iter().try_fold(1u64, |product, &dim| {
-            product.checked_mul(u64::from(dim))
-        })?;
+        let elements = self
+            .shape
+            .iter()
+            .try_fold(1u64, |product, &dim| product.checked_mul(u64::from(dim)))?;
         elements.checked_mul(self.dtype.bytes())
     }
 }
@@ -281,7 +282,15 @@ mod tests {
             change(&mut shape);
             assert!(shape.validate().is_err(), "{shape:?}");
         };
-        for name in ["", "tokens", "kv.0-1", "_pad.0", "a/b", "a\"b", "__metadata__"] {
+        for name in [
+            "",
+            "tokens",
+            "kv.0-1",
+            "_pad.0",
+            "a/b",
+            "a\"b",
+            "__metadata__",
+        ] {
             refused(&|s| s.state[0].name = name.into());
         }
         refused(&|s| s.state[0].name = "x".repeat(65));

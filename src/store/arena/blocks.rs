@@ -118,7 +118,10 @@ mod tests {
     /// Longest run of free units, and all free units, by looking at each.
     fn naive(used: &[bool]) -> (u64, u64) {
         let runs = used.split(|used| *used).map(|run| run.len() as u64);
-        (runs.max().unwrap_or(0), used.iter().filter(|u| !**u).count() as u64)
+        (
+            runs.max().unwrap_or(0),
+            used.iter().filter(|u| !**u).count() as u64,
+        )
     }
 
     proptest! {

@@ -103,7 +103,11 @@ impl BlockHeader {
         let mut out = Out::new();
         out.put(BLOCK_MAGIC);
         out.u32(VERSION);
-        out.u32(if self.sealed.is_some() { STATE_SEALED } else { STATE_OPEN });
+        out.u32(if self.sealed.is_some() {
+            STATE_SEALED
+        } else {
+            STATE_OPEN
+        });
         out.put(&arena);
         out.u64(self.offset);
         out.u64(self.block_len);

@@ -123,7 +123,11 @@ impl Arena {
         let mut kept = Vec::new();
         arena.inner.walk(|block| match block.sealed {
             Some(sealed) => {
-                let taken = arena.inner.blocks.lock().take(block.offset, block.block_len);
+                let taken = arena
+                    .inner
+                    .blocks
+                    .lock()
+                    .take(block.offset, block.block_len);
                 if taken {
                     kept.push((
                         sealed,
@@ -296,7 +300,8 @@ impl Segment {
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; usize::try_from(self.len).unwrap_or(0)];
-        self.read(0, &mut bytes).expect("blocks lie inside the arena");
+        self.read(0, &mut bytes)
+            .expect("blocks lie inside the arena");
         bytes
     }
 

@@ -28,7 +28,10 @@ use std::{
         unix::{ffi::OsStrExt, fs::FileExt},
     },
     path::{Component, Path, PathBuf},
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use nix::{
@@ -59,7 +62,7 @@ use crate::{
 /// Start of the names of files that are not complete yet.
 const TMP: &str = ".tmp-";
 /// What a folder takes, as `du` counts it.
-pub(crate) const FOLDER_BYTES: u64 = 4096;
+const FOLDER_BYTES: u64 = 4096;
 
 const FILE_MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 const FOLDER_MODE: Mode = Mode::S_IRWXU;
@@ -77,6 +80,7 @@ pub(crate) struct Root {
     poison: OnceLock<String>,
     /// Folders whose names are known to be on the medium.
     durable: Mutex<HashSet<Rel>>,
+    folders: AtomicU64,
     faults: Faults,
     counters: Arc<Counters>,
 }
@@ -178,8 +182,8 @@ impl Root {
             .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
             .resolve(ResolveFlag::RESOLVE_BENEATH);
         let resolve = match openat2(&dir, ".", probe) {
-            Ok(_) => Resolve::Kernel,
-            Err(_) => Resolve::Walk,
+            Ok(_) if !faults.denies_openat2() => Resolve::Kernel,
+            _ => Resolve::Walk,
         };
         Ok(Self {
             dir,
@@ -187,16 +191,10 @@ impl Root {
             resolve,
             poison: OnceLock::new(),
             durable: Mutex::new(HashSet::from([Rel::root()])),
+            folders: AtomicU64::new(1),
             faults,
             counters,
         })
-    }
-
-    /// Resolves component by component, as where openat2 is denied.
-    #[cfg(test)]
-    pub(crate) fn walk_only(mut self) -> Self {
-        self.resolve = Resolve::Walk;
-        self
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -216,12 +214,7 @@ impl Root {
     pub(crate) fn available(&self) -> Result<u64, StoreError> {
         let stat = fstatvfs(&self.dir)
             .map_err(|errno| StoreError::io(Op::Open, self.path.clone(), errno.into()))?;
-        #[expect(
-            clippy::unnecessary_cast,
-            reason = "the fields have other widths on other targets"
-        )]
-        let (blocks, size) = (stat.blocks_available() as u64, stat.fragment_size() as u64);
-        Ok(blocks.saturating_mul(size))
+        Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
     }
 
     /// Opens a plain file for reading. `NotFound` is an `Io` error (see `StoreError::is_missing`).
@@ -340,7 +333,9 @@ impl Root {
             return Ok(None);
         }
         let mut bytes = Vec::new();
-        self.op(Op::Read, rel, || (&file).take(limit).read_to_end(&mut bytes))?;
+        self.op(Op::Read, rel, || {
+            (&file).take(limit).read_to_end(&mut bytes)
+        })?;
         Ok(Some(bytes))
     }
 
@@ -364,10 +359,11 @@ impl Root {
     /// The folder's names are on the medium after this.
     pub(crate) fn sync_folder(&self, rel: &Rel) -> Result<(), StoreError> {
         self.writable()?;
-        let done = self.op(Op::Fsync, rel, || {
+        let folder = self.op(Op::Open, rel, || {
             let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-            File::from(self.resolve(rel, flags, Mode::empty())?).sync_all()
-        });
+            Ok(File::from(self.resolve(rel, flags, Mode::empty())?))
+        })?;
+        let done = self.op(Op::Fsync, rel, || folder.sync_all());
         self.poison_if_failed(done)
     }
 
@@ -439,24 +435,36 @@ impl Root {
         })
     }
 
-    /// Makes a folder and its parents, all durable. Says how many are new.
-    pub(crate) fn make_folders(&self, rel: &Rel) -> Result<u64, StoreError> {
+    /// Makes a folder and its parents, all durable.
+    pub(crate) fn make_folders(&self, rel: &Rel) -> Result<(), StoreError> {
         if self.durable.lock().contains(rel) {
-            return Ok(0);
+            return Ok(());
         }
         self.writable()?;
         let parent = rel.parent();
-        let mut made = self.make_folders(&parent)?;
-        made += self.op(Op::Mkdir, rel, || {
+        self.make_folders(&parent)?;
+        let made = self.op(Op::Mkdir, rel, || {
             let folder = self.folder_of(rel)?;
             match mkdirat(&folder, rel.name(), FOLDER_MODE) {
                 Err(Errno::EEXIST) => Ok(0),
                 result => Ok(result.map(|()| 1)?),
             }
         })?;
+        self.saw_folders(made);
         self.sync_folder(&parent)?;
         self.durable.lock().insert(rel.clone());
-        Ok(made)
+        Ok(())
+    }
+
+    /// Counts folders that are there.
+    pub(crate) fn saw_folders(&self, count: u64) {
+        self.folders.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Bytes of all folders seen or made.
+    pub(crate) fn folder_bytes(&self) -> u64 {
+        let folders = self.folders.load(Ordering::Relaxed);
+        folders.saturating_mul(FOLDER_BYTES)
     }
 
     /// Writes a small file so that after a crash it has its old bytes or all of the new.
