@@ -22,5 +22,6 @@ pub mod device;
 pub mod index;
 pub mod proto;
 pub mod service;
+pub mod store;
 pub mod types;
 pub mod util;
