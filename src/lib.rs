@@ -20,6 +20,7 @@
 
 pub mod device;
 pub mod index;
+pub mod pool;
 pub mod proto;
 pub mod service;
 pub mod store;
