@@ -18,7 +18,7 @@ use super::peer::Peer;
 use super::session::Session;
 use super::workers::{Profile, Worker};
 use crate::device::shm::SharedMap;
-use crate::device::{Device, DeviceError, DeviceKind, Doorbell, RingExport};
+use crate::device::{DeviceError, DeviceKind, Doorbell, RingExport};
 use crate::pool::{DType, Geometry, IdentityError, PoolMap, Shard, fingerprint};
 use crate::proto::channel::layout::{self, CloseReason};
 use crate::proto::channel::{Capacities, DaemonEnd};

@@ -101,7 +101,6 @@ const DISK_FAILED: &str = "the disk takes no more writes";
 const EVENTS: usize = 1024;
 
 /// The service.
-#[derive(Debug)]
 pub struct Service {
     config: Config,
     clock: Arc<dyn Clock>,
@@ -337,6 +336,12 @@ impl Service {
     fn touch(&self, snapshot: SnapshotId) {
         let now = self.clock.now();
         self.core.lock().index.touch(&snapshot, now);
+    }
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").field("boot", &self.boot).finish_non_exhaustive()
     }
 }
 

@@ -109,10 +109,7 @@ impl Session {
             Ok(save) => {
                 self.hold(Point::Save(&save.state)).await;
                 self.replace_untouched(offer.req, offer.boundary).await?;
-                self.service.begin_save(self.worker.session, &self.requests, offer.req, 1);
-                if let Some(request) = self.requests.get_mut(offer.req) {
-                    request.saves += 1;
-                }
+                self.count_save(offer.req, 1);
                 let state = self.step(save.state, SaveState::Reserving);
                 self.saves.insert(offer.save, Save { state, ..save });
                 self.hold(Point::Save(&SaveState::Reserving)).await;
@@ -405,15 +402,25 @@ impl Session {
     /// Takes a save out. Returns one that waited for it and is whole.
     fn end_save(&mut self, id: u64) -> Option<u64> {
         let save = self.saves.remove(&id)?;
-        self.service.begin_save(self.worker.session, &self.requests, save.req, -1);
-        if let Some(request) = self.requests.get_mut(save.req) {
-            request.saves -= 1;
-            if request.closed && request.saves == 0 {
-                self.forget_request(save.req);
-            }
+        self.count_save(save.req, -1);
+        let request = self.requests.get(save.req);
+        if request.is_some_and(|request| request.closed && request.saves == 0) {
+            self.forget_request(save.req);
         }
         let waits = |other: &Save| other.after == Some(id) && other.missing == 0;
         self.saves.iter().find(|(_, other)| waits(other)).map(|(id, _)| *id)
+    }
+
+    /// A save of a request begins or ends: those who ask by name wait for its end.
+    fn count_save(&mut self, req: u64, by: i32) {
+        if let Some(request) = self.requests.get_mut(req) {
+            request.saves = request.saves.saturating_add_signed(by);
+            let owner = (self.worker.session, req);
+            let mut core = self.service.core.lock();
+            core.conversations.count_saves(&request.conversation, owner, by);
+            drop(core);
+            self.service.changed.notify_waiters();
+        }
     }
 
     /// Saves that wait for room, and deadlines.
