@@ -76,7 +76,10 @@ fn worker(row: WorkerRow) -> WorkerStatus {
     WorkerStatus {
         session: row.session.to_bytes().to_vec().into(),
         instance: row.instance.to_bytes().to_vec().into(),
-        shard: Some(Shard { attn_tp_size: row.attn_tp_size, attn_tp_rank: row.attn_tp_rank }),
+        shard: Some(Shard {
+            attn_tp_size: row.attn_tp_size,
+            attn_tp_rank: row.attn_tp_rank,
+        }),
         model: row.model_name,
         fingerprint: fingerprint.unwrap_or_default().into(),
         mode: TransferMode::Ipc.into(),
@@ -86,7 +89,22 @@ fn worker(row: WorkerRow) -> WorkerStatus {
 }
 
 fn beat(load: WorkerLoad) -> WorkerBeat {
-    let WorkerLoad { ticks, slots_free, slots_total, rows_free, rows_total, running, waiting } =
-        load;
-    WorkerBeat { ticks, slots_free, slots_total, rows_free, rows_total, running, waiting }
+    let WorkerLoad {
+        ticks,
+        slots_free,
+        slots_total,
+        rows_free,
+        rows_total,
+        running,
+        waiting,
+    } = load;
+    WorkerBeat {
+        ticks,
+        slots_free,
+        slots_total,
+        rows_free,
+        rows_total,
+        running,
+        waiting,
+    }
 }

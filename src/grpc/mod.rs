@@ -48,7 +48,11 @@ impl Grpc {
             Some(address) => Some(TcpListener::bind(address).await?),
             None => None,
         };
-        Ok(Self { unix: UnixListener::from_std(unix)?, file, tcp })
+        Ok(Self {
+            unix: UnixListener::from_std(unix)?,
+            file,
+            tcp,
+        })
     }
 
     /// Address over TCP, if there is one.
@@ -73,7 +77,9 @@ impl Grpc {
                 Some(tcp) => {
                     let incoming = TcpListenerStream::new(tcp);
                     let router = router(&service, &stop);
-                    router.serve_with_incoming_shutdown(incoming, stop.cancelled()).await
+                    router
+                        .serve_with_incoming_shutdown(incoming, stop.cancelled())
+                        .await
                 }
                 None => Ok(()),
             }
@@ -97,9 +103,17 @@ fn router(service: &Arc<Service>, stop: &CancellationToken) -> Router {
 fn peer<T>(request: &Request<T>) -> Result<Peer, Status> {
     let extensions = request.extensions();
     if let Some(unix) = extensions.get::<UdsConnectInfo>() {
-        let cred = unix.peer_cred.ok_or_else(|| Status::unauthenticated("no credentials"))?;
-        return Ok(Peer::Unix { uid: cred.uid(), pid: cred.pid() });
+        let cred = unix
+            .peer_cred
+            .ok_or_else(|| Status::unauthenticated("no credentials"))?;
+        return Ok(Peer::Unix {
+            uid: cred.uid(),
+            pid: cred.pid(),
+        });
     }
-    let tcp = extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
-    tcp.map(Peer::Tcp).ok_or_else(|| Status::unauthenticated("no address"))
+    let tcp = extensions
+        .get::<TcpConnectInfo>()
+        .and_then(TcpConnectInfo::remote_addr);
+    tcp.map(Peer::Tcp)
+        .ok_or_else(|| Status::unauthenticated("no address"))
 }

@@ -54,7 +54,9 @@ impl worker_server::Worker for Worker {
             Ok(attached) => attach_response::Result::Attached(attached),
             Err(refusal) => attach_response::Result::Refusal(refusal),
         };
-        Ok(Response::new(AttachResponse { result: Some(result) }))
+        Ok(Response::new(AttachResponse {
+            result: Some(result),
+        }))
     }
 
     type SessionStream = ReceiverStream<Result<DaemonEvent, Status>>;
@@ -71,8 +73,7 @@ impl worker_server::Worker for Worker {
             return Err(Status::invalid_argument("the first event is not a hello"));
         };
         let attachment = self.service.hello(&session, &secret);
-        let attachment =
-            attachment.ok_or_else(|| Status::unauthenticated("no such session"))?;
+        let attachment = attachment.ok_or_else(|| Status::unauthenticated("no such session"))?;
         let (say, says) = mpsc::channel(BACKLOG);
         let stream = Stream {
             heartbeat: self.service.config().heartbeat,
@@ -153,15 +154,35 @@ impl Stream {
     }
 
     async fn close(&self, reason: &str) {
-        let closing = Say::Closing(Closing { reason: reason.to_owned(), retry_after_ms: 1000 });
-        let event = Ok(DaemonEvent { event: Some(closing) });
+        let closing = Say::Closing(Closing {
+            reason: reason.to_owned(),
+            retry_after_ms: 1000,
+        });
+        let event = Ok(DaemonEvent {
+            event: Some(closing),
+        });
         // A worker that does not read learns it from the end of the stream.
         let _ = self.say.send_timeout(event, Duration::from_secs(1)).await;
     }
 }
 
 fn load(beat: WorkerBeat) -> WorkerLoad {
-    let WorkerBeat { ticks, slots_free, slots_total, rows_free, rows_total, running, waiting } =
-        beat;
-    WorkerLoad { ticks, slots_free, slots_total, rows_free, rows_total, running, waiting }
+    let WorkerBeat {
+        ticks,
+        slots_free,
+        slots_total,
+        rows_free,
+        rows_total,
+        running,
+        waiting,
+    } = beat;
+    WorkerLoad {
+        ticks,
+        slots_free,
+        slots_total,
+        rows_free,
+        rows_total,
+        running,
+        waiting,
+    }
 }
