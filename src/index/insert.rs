@@ -183,7 +183,10 @@ impl<T: Tokens> Index<T> {
         };
         let object = &self.objects[ix];
         if object.kind != ObjectKind::Kv || object.range != part.object_range {
-            return Err(bad(part.object, "is referred to with another kind or range"));
+            return Err(bad(
+                part.object,
+                "is referred to with another kind or range",
+            ));
         }
         let last = object.reach.min(part.range.end) - 1;
         let after = path.partition_point(|node| self.nodes[*node].start <= last);
@@ -210,7 +213,7 @@ impl<T: Tokens> Index<T> {
             [] => None,
             tail => Some(self.log.append(tail)?),
         };
-                let above = match at {
+        let above = match at {
             None => self.root(key),
             Some(Descent { node, partial, .. }) => match partial {
                 None => node,

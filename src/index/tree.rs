@@ -68,9 +68,7 @@ impl<T: Tokens> Index<T> {
             let edge = &self.nodes[child];
             let len = rest.len().min(edge.len as usize);
             let (here, after) = rest.split_at(len);
-            if edges == Edges::Whole
-                && (len < edge.len as usize || self.head(here) != edge.head)
-            {
+            if edges == Edges::Whole && (len < edge.len as usize || self.head(here) != edge.head) {
                 break;
             }
             let same = log::common(&self.log, edge.offset, here);
@@ -251,12 +249,7 @@ impl<T: Tokens> Index<T> {
 
     /// Where KV that covers position `at` of a node's edge ends, and which it is: `last` if it can be, else
     /// the longest.
-    pub(super) fn cover_step(
-        &self,
-        node: &Node,
-        at: u32,
-        last: ObjIx,
-    ) -> Option<(ObjIx, u32)> {
+    pub(super) fn cover_step(&self, node: &Node, at: u32, last: ObjIx) -> Option<(ObjIx, u32)> {
         let mut best: Option<(ObjIx, u32)> = None;
         for ix in &node.kv {
             let object = &self.objects[*ix];

@@ -89,7 +89,10 @@ impl Service {
         }
         if request.channel_version != layout::VERSION {
             let (has, wants) = (layout::VERSION, request.channel_version);
-            return Err(refuse(Reason::ChannelVersion, format!("channel {wants} is not {has}")));
+            return Err(refuse(
+                Reason::ChannelVersion,
+                format!("channel {wants} is not {has}"),
+            ));
         }
         if self.stopping() || !self.latches.is_open() {
             return Err(v1::Refusal {
@@ -119,7 +122,10 @@ impl Service {
         }
         let model_name = worker.identity.display_name.clone();
         tracing::info!(session = %worker.session, %fingerprint, model_name, epoch, "Attached");
-        self.announce(api::Event::Attached { session: worker.session, model_name });
+        self.announce(api::Event::Attached {
+            session: worker.session,
+            model_name,
+        });
         self.metrics.sessions.set(self.workers.len() as u64);
         Ok(v1::Attached {
             session: worker.session.to_bytes().to_vec().into(),
@@ -147,12 +153,21 @@ impl Service {
         ring: Option<OwnedFd>,
         peer: &Peer,
     ) -> Result<ChannelFds, v1::Refusal> {
-        let worker = self.workers.get(session).filter(|worker| worker.knows(secret));
+        let worker = self
+            .workers
+            .get(session)
+            .filter(|worker| worker.knows(secret));
         let Some(worker) = worker.filter(|_| self.gate.admits(peer, None)) else {
-            return Err(refuse(Reason::Unauthenticated, "no such session for this peer"));
+            return Err(refuse(
+                Reason::Unauthenticated,
+                "no such session for this peer",
+            ));
         };
         if !worker.bind() {
-            return Err(refuse(Reason::Unauthenticated, "the session has its channel already"));
+            return Err(refuse(
+                Reason::Unauthenticated,
+                "the session has its channel already",
+            ));
         }
         let bound = self.open(&worker, ring);
         match bound {
@@ -176,13 +191,21 @@ impl Service {
         ring: Option<OwnedFd>,
     ) -> Result<(Session, ChannelFds), v1::Refusal> {
         let Some(fd) = ring else {
-            return Err(refuse(Reason::DeviceUnavailable, "the ring's descriptor is missing"));
+            return Err(refuse(
+                Reason::DeviceUnavailable,
+                "the ring's descriptor is missing",
+            ));
         };
         let device = self.device(worker.device);
         let device = device
             .ok_or_else(|| refuse(Reason::DeviceUnavailable, "there is no such device here"))?;
-        let export = RingExport::Host { fd, bytes: worker.ring_bytes };
-        let ring = device.open_ring(export).map_err(|error| refuse_ring(&error))?;
+        let export = RingExport::Host {
+            fd,
+            bytes: worker.ring_bytes,
+        };
+        let ring = device
+            .open_ring(export)
+            .map_err(|error| refuse_ring(&error))?;
         ring.self_test().map_err(|error| refuse_ring(&error))?;
         let internal = |what: &dyn std::fmt::Display| {
             tracing::error!("A channel could not be made: {what}");
@@ -196,12 +219,19 @@ impl Service {
             .map_err(|error| internal(&error))?;
         let map = Arc::new(map);
         let (boot, session) = (self.boot.to_bytes(), worker.session.to_bytes());
-        let end = DaemonEnd::create(&map, capacities, boot, session)
-            .map_err(|error| internal(&error))?;
+        let end =
+            DaemonEnd::create(&map, capacities, boot, session).map_err(|error| internal(&error))?;
         let bell = Doorbell::new().map_err(|error| internal(&error))?;
         let listener = bell.listen().map_err(|error| internal(&error))?;
-        let doorbell = bell.fd().try_clone_to_owned().map_err(|error| internal(&error))?;
-        let fds = ChannelFds { channel, channel_bytes: map.len(), doorbell };
+        let doorbell = bell
+            .fd()
+            .try_clone_to_owned()
+            .map_err(|error| internal(&error))?;
+        let fds = ChannelFds {
+            channel,
+            channel_bytes: map.len(),
+            doorbell,
+        };
         let session = Session::new(Arc::clone(self), Arc::clone(worker), end, listener, ring);
         Ok((session, fds))
     }
@@ -209,8 +239,14 @@ impl Service {
     /// The worker of a stream that began with a right hello.
     pub fn hello(self: &Arc<Self>, session: &[u8], secret: &[u8]) -> Option<Attachment> {
         let session = SessionId::from_bytes(session.try_into().ok()?);
-        let worker = self.workers.get(session).filter(|worker| worker.knows(secret))?;
-        Some(Attachment { worker, service: Arc::clone(self) })
+        let worker = self
+            .workers
+            .get(session)
+            .filter(|worker| worker.knows(secret))?;
+        Some(Attachment {
+            worker,
+            service: Arc::clone(self),
+        })
     }
 
     /// Ends a session; `false`: there is none.
@@ -239,7 +275,10 @@ impl Service {
         self.metrics.sessions.set(self.workers.len() as u64);
         metrics::count(&self.metrics.ended, reason.as_str());
         let reason = why.to_owned();
-        self.announce(api::Event::Detached { session: worker.session, reason });
+        self.announce(api::Event::Detached {
+            session: worker.session,
+            reason,
+        });
         self.changed.notify_waiters();
     }
 
@@ -291,7 +330,10 @@ fn check(request: v1::AttachRequest, peer: &Peer) -> Result<Profile, v1::Refusal
         v1::PoolLayout::PerLayer => crate::pool::Layout::PerLayer,
         v1::PoolLayout::PageMajor => crate::pool::Layout::PageMajor,
         v1::PoolLayout::Unspecified => {
-            return Err(refuse(Reason::BadGeometry, "the layout of the pools is not known"));
+            return Err(refuse(
+                Reason::BadGeometry,
+                "the layout of the pools is not known",
+            ));
         }
     };
     let (slots, rows) = (request.slots, request.rows);
@@ -306,20 +348,35 @@ fn check(request: v1::AttachRequest, peer: &Peer) -> Result<Profile, v1::Refusal
     let Some(ring) = &request.ring else {
         return Err(refuse(Reason::RingTooSmall, "no ring is given"));
     };
-    let block = geometry.kv_bytes(TokenRange { start: 0, end: BLOCK_TOKENS });
-    let least = geometry.state_bytes().max(block).max(layout::HANDSHAKE_SELF_TEST_BYTES);
+    let block = geometry.kv_bytes(TokenRange {
+        start: 0,
+        end: BLOCK_TOKENS,
+    });
+    let least = geometry
+        .state_bytes()
+        .max(block)
+        .max(layout::HANDSHAKE_SELF_TEST_BYTES);
     if ring.bytes < least || ring.bytes > MAX_RING {
-        let text = format!("a ring of {} bytes; {least} to {MAX_RING} are possible", ring.bytes);
+        let text = format!(
+            "a ring of {} bytes; {least} to {MAX_RING} are possible",
+            ring.bytes
+        );
         return Err(refuse(Reason::RingTooSmall, text));
     }
     if !request.modes().any(|mode| mode == v1::TransferMode::Ipc) {
-        return Err(refuse(Reason::NoCommonMode, "this version knows the mode ipc only"));
+        return Err(refuse(
+            Reason::NoCommonMode,
+            "this version knows the mode ipc only",
+        ));
     }
     let device = match ring.device() {
         v1::DeviceKind::Host => DeviceKind::Host,
         v1::DeviceKind::Cuda => DeviceKind::Cuda,
         v1::DeviceKind::Unspecified => {
-            return Err(refuse(Reason::DeviceUnavailable, "the ring's device is not known"));
+            return Err(refuse(
+                Reason::DeviceUnavailable,
+                "the ring's device is not known",
+            ));
         }
     };
     let short = |text: &String| text.chars().take(MAX_TEXT).collect::<String>();
@@ -388,7 +445,11 @@ fn dtype(dtype: DType) -> Dtype {
 }
 
 pub(super) fn refuse(reason: Reason, message: impl Into<String>) -> v1::Refusal {
-    v1::Refusal { reason: reason.into(), message: message.into(), retry_after_ms: 0 }
+    v1::Refusal {
+        reason: reason.into(),
+        message: message.into(),
+        retry_after_ms: 0,
+    }
 }
 
 fn refuse_ring(error: &DeviceError) -> v1::Refusal {

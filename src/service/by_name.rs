@@ -37,10 +37,16 @@ impl Service {
     /// `NotFound`, `NoState`, `Invalid`; `Busy` if the deadline passes; `NoSpace` and `Unavailable`
     /// if the disk does not take it.
     pub async fn save(&self, request: SaveRequest) -> Result<SaveReply, ServiceError> {
-        let SaveRequest { select, durable, timeout } = request;
+        let SaveRequest {
+            select,
+            durable,
+            timeout,
+        } = request;
         check_names(&select)?;
         if durable && self.store.disk.is_none() {
-            return Err(ServiceError::Unavailable("there is no disk tier".to_owned()));
+            return Err(ServiceError::Unavailable(
+                "there is no disk tier".to_owned(),
+            ));
         }
         let deadline = tokio::time::Instant::now() + timeout;
         let found = self.settled(&select, deadline).await?;
@@ -75,10 +81,14 @@ impl Service {
             match found.snapshot {
                 Some(_) if found.saves == 0 || last => return Ok(found),
                 None if found.saves == 0 => {
-                    return Err(ServiceError::NoState { name: found.key.name.to_string() });
+                    return Err(ServiceError::NoState {
+                        name: found.key.name.to_string(),
+                    });
                 }
                 None if last => {
-                    return Err(ServiceError::Busy("its state is still being saved".to_owned()));
+                    return Err(ServiceError::Busy(
+                        "its state is still being saved".to_owned(),
+                    ));
                 }
                 _ => {}
             }
@@ -96,13 +106,16 @@ impl Service {
     ) -> Result<(SnapshotId, Called, bool), ServiceError> {
         let now = self.clock.now();
         let mut core = self.core.lock();
-        let no_state = || ServiceError::NoState { name: found.key.name.to_string() };
+        let no_state = || ServiceError::NoState {
+            name: found.key.name.to_string(),
+        };
         let id = found.snapshot.ok_or_else(no_state)?;
         let info = core.index.snapshot(&id).ok_or_else(no_state)?;
         let was_durable = core.is_durable(&id);
-        let other = select.conversation_id.as_deref().map(|name| {
-            ConversationKey::new(select.tenant.as_deref(), name)
-        });
+        let other = select
+            .conversation_id
+            .as_deref()
+            .map(|name| ConversationKey::new(select.tenant.as_deref(), name));
         let named_by_request = select.rid.is_some() || select.snapshot_id.is_some();
         let other = other.filter(|key| named_by_request && *key != found.key);
         let mut turn = found.turn;
@@ -110,10 +123,16 @@ impl Service {
             let next = core.conversations.get(key).map_or(1, |it| it.next_number());
             let same = core.conversations.get(key).and_then(|it| {
                 let rid = found.rid.as_deref()?;
-                it.turns.iter().find(|turn| *turn.rid == *rid).map(|turn| turn.number)
+                it.turns
+                    .iter()
+                    .find(|turn| *turn.rid == *rid)
+                    .map(|turn| turn.number)
             });
             let number = select.turn_number.or(same).unwrap_or(next);
-            let total = found.total_tokens.unwrap_or(info.boundary).max(info.boundary);
+            let total = found
+                .total_tokens
+                .unwrap_or(info.boundary)
+                .max(info.boundary);
             let rid = found.rid.clone().unwrap_or_else(|| key.name.clone());
             turn = Some(number);
             core.conversations.put_turn(
@@ -132,11 +151,20 @@ impl Service {
         let key = other.unwrap_or_else(|| found.key.clone());
         let mut branch = None;
         if let Some(name) = &select.branch_name {
-            let branches = core.conversations.get(&key).map_or(0, |it| it.branches.len());
+            let branches = core
+                .conversations
+                .get(&key)
+                .map_or(0, |it| it.branches.len());
             if branches >= MAX_BRANCHES {
-                return Err(ServiceError::Invalid(format!("more than {MAX_BRANCHES} branches")));
+                return Err(ServiceError::Invalid(format!(
+                    "more than {MAX_BRANCHES} branches"
+                )));
             }
-            let before = core.conversations.get(&key).and_then(|it| it.branches.get(name)).copied();
+            let before = core
+                .conversations
+                .get(&key)
+                .and_then(|it| it.branches.get(name))
+                .copied();
             if before != Some(id) {
                 core.conversations.set_branch(&key, name, id, now);
                 core.index.pin(&id, Pin::Named);
@@ -150,7 +178,15 @@ impl Service {
             core.index.set_retain(&id, Retain::Ordinary);
         }
         core.conversations.mark_dirty(key.clone());
-        Ok((id, Called { key: Some(key), turn, branch }, was_durable))
+        Ok((
+            id,
+            Called {
+                key: Some(key),
+                turn,
+                branch,
+            },
+            was_durable,
+        ))
     }
 
     /// Waits until the snapshot and the conversation that names it are on disk.
@@ -214,7 +250,10 @@ impl Service {
         let RestoreRequest { select, pin_for } = request;
         check_names(&select)?;
         let start = self.clock.monotonic();
-        let until = self.clock.now().after(pin_for.unwrap_or(self.config.pin_for));
+        let until = self
+            .clock
+            .now()
+            .after(pin_for.unwrap_or(self.config.pin_for));
         let (id, called, token, lacking) = {
             let mut core = self.core.lock();
             let (id, called) = existing(&core, &select)?;
@@ -231,11 +270,17 @@ impl Service {
             (id, called, token, lacking)
         };
         // The lease is given back whatever happens to this request.
-        let held = HeldLease { service: self, token: Some(token) };
+        let held = HeldLease {
+            service: self,
+            token: Some(token),
+        };
         let objects = lacking.iter().map(|(object, _)| self.promote(*object));
         let promoted = futures_util::future::join_all(objects).await;
         let failed = promoted.iter().find_map(|result| result.as_ref().err());
-        let moved_bytes = lacking.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
+        let moved_bytes = lacking
+            .iter()
+            .map(|(_, bytes)| *bytes)
+            .fold(0, u64::saturating_add);
         drop(held);
         let mut core = self.core.lock();
         if let Some(error) = failed {
@@ -253,7 +298,11 @@ impl Service {
         }
         drop(core);
         let took = self.clock.monotonic().saturating_sub(start);
-        let from_tier = if lacking.is_empty() { TierKind::Ram } else { TierKind::Disk };
+        let from_tier = if lacking.is_empty() {
+            TierKind::Ram
+        } else {
+            TierKind::Disk
+        };
         Ok(RestoreReply {
             row,
             from_tier,
@@ -269,12 +318,18 @@ impl Service {
         let fingerprint = record.model.fingerprint;
         let workers = self.workers.all();
         let runs = |worker: &super::workers::Worker| {
-            worker.model().0.is_some_and(|model| model.fingerprint == fingerprint)
+            worker
+                .model()
+                .0
+                .is_some_and(|model| model.fingerprint == fingerprint)
         };
         if workers.is_empty() || workers.iter().any(|worker| runs(worker)) {
             Ok(())
         } else {
-            Err(ServiceError::Mismatch { snapshot: id, fingerprint })
+            Err(ServiceError::Mismatch {
+                snapshot: id,
+                fingerprint,
+            })
         }
     }
 }
@@ -310,7 +365,10 @@ impl Service {
             (reply, asked, keys)
         };
         for snapshot_id in &reply.snapshots {
-            self.announce(Event::Removed { snapshot_id: *snapshot_id, reason: "deleted" });
+            self.announce(Event::Removed {
+                snapshot_id: *snapshot_id,
+                reason: "deleted",
+            });
         }
         self.changed.notify_waiters();
         self.wake.notify_one();
@@ -327,7 +385,10 @@ impl Service {
         names: usize,
         doomed: Vec<SnapshotId>,
     ) -> (DeleteReply, u64) {
-        let mut reply = DeleteReply { names, ..DeleteReply::default() };
+        let mut reply = DeleteReply {
+            names,
+            ..DeleteReply::default()
+        };
         let mut all = Removal::default();
         for id in doomed {
             let Some(hit) = core.index.hit(&id) else {
@@ -345,7 +406,9 @@ impl Service {
             let removal = core.gone(removed, instead);
             for object in &removal.objects {
                 let size = sizes.iter().find(|(other, _)| other == object);
-                reply.bytes = reply.bytes.saturating_add(size.map_or(0, |(_, bytes)| *bytes));
+                reply.bytes = reply
+                    .bytes
+                    .saturating_add(size.map_or(0, |(_, bytes)| *bytes));
                 if let Err(error) = self.store.ram.remove(object) {
                     tracing::error!(%error, "RAM did not let go of an object");
                 }
@@ -355,15 +418,15 @@ impl Service {
             all.snapshots.extend(removal.snapshots);
             all.objects.extend(removal.objects);
         }
-        let asked = if self.store.disk.is_some() { core.queue.remove(all) } else { 0 };
+        let asked = if self.store.disk.is_some() {
+            core.queue.remove(all)
+        } else {
+            0
+        };
         (reply, asked)
     }
 
-    async fn wait_removed(
-        &self,
-        asked: u64,
-        keys: &[ConversationKey],
-    ) -> Result<(), ServiceError> {
+    async fn wait_removed(&self, asked: u64, keys: &[ConversationKey]) -> Result<(), ServiceError> {
         let deadline = tokio::time::Instant::now() + DELETE_WITHIN;
         loop {
             let changed = self.changed.notified();
@@ -376,7 +439,9 @@ impl Service {
                 }
             }
             if tokio::time::Instant::now() >= deadline {
-                return Err(ServiceError::Busy("the disk takes long to let go of it".to_owned()));
+                return Err(ServiceError::Busy(
+                    "the disk takes long to let go of it".to_owned(),
+                ));
             }
             let look = tokio::time::Instant::now() + Duration::from_millis(100);
             let _ = tokio::time::timeout_at(deadline.min(look), changed).await;
@@ -388,11 +453,7 @@ impl Service {
 type Unnamed = (Vec<ConversationKey>, usize, Vec<SnapshotId>);
 
 /// Takes the names away.
-fn unname(
-    core: &mut Core,
-    select: &Selector,
-    whole: bool,
-) -> Result<Unnamed, ServiceError> {
+fn unname(core: &mut Core, select: &Selector, whole: bool) -> Result<Unnamed, ServiceError> {
     if let Some(id) = select.snapshot_id {
         if !core.records.contains_key(&id) {
             return Err(unknown_snapshot(&id));
@@ -430,7 +491,9 @@ fn unname(
             doomed.extend(made_by(core, &found.key, found.rid.as_deref()));
             Ok((vec![found.key], 1, doomed))
         }
-        (None, None) => Err(ServiceError::Busy("the request is still running".to_owned())),
+        (None, None) => Err(ServiceError::Busy(
+            "the request is still running".to_owned(),
+        )),
     }
 }
 
@@ -445,12 +508,17 @@ fn made_by(core: &Core, key: &ConversationKey, rid: Option<&str>) -> Vec<Snapsho
 }
 
 fn found_by_id(core: &Core, select: &Selector, id: SnapshotId) -> Found {
-    let Called { key, turn, branch: _ } = called(core, id);
+    let Called {
+        key,
+        turn,
+        branch: _,
+    } = called(core, id);
     let record = core.records.get(&id);
     let rid = record.and_then(|record| record.rid.clone());
-    let named = select.conversation_id.as_deref().map(|name| {
-        ConversationKey::new(select.tenant.as_deref(), name)
-    });
+    let named = select
+        .conversation_id
+        .as_deref()
+        .map(|name| ConversationKey::new(select.tenant.as_deref(), name));
     let id_text = id.to_string();
     let key = key.or(named).unwrap_or_else(|| {
         ConversationKey::new(select.tenant.as_deref(), rid.as_deref().unwrap_or(&id_text))
@@ -469,7 +537,14 @@ fn found_by_id(core: &Core, select: &Selector, id: SnapshotId) -> Found {
 }
 
 fn check_names(select: &Selector) -> Result<(), ServiceError> {
-    let Selector { tenant, rid, conversation_id, turn_number, branch_name, snapshot_id: _ } = select;
+    let Selector {
+        tenant,
+        rid,
+        conversation_id,
+        turn_number,
+        branch_name,
+        snapshot_id: _,
+    } = select;
     let names = [
         ("tenant", tenant),
         ("rid", rid),

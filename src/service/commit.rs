@@ -15,10 +15,10 @@ use super::save_state::SaveState;
 use crate::index::{IndexError, KvRef, NewSnapshot, ObjectEntry, Retain, TierSet, TreeKey};
 use crate::pool::PrefixHasher;
 use crate::proto::channel::layout::Status;
-use crate::store::{Encoding, Object, ObjectMeta, Segment, SegmentHeader, StoreError, Stored, Tier};
-use crate::types::{
-    Namespace, ObjectKind, SnapshotId, TierKind, TokenId, TokenRange,
+use crate::store::{
+    Encoding, Object, ObjectMeta, Segment, SegmentHeader, StoreError, Stored, Tier,
 };
+use crate::types::{Namespace, ObjectKind, SnapshotId, TierKind, TokenId, TokenRange};
 
 /// One piece that came in.
 #[derive(Debug)]
@@ -92,7 +92,9 @@ impl Service {
             }
         };
         let boundary = commit.boundary();
-        let turn = core.conversations.saw(commit.conversation, commit.owner, id, boundary, now);
+        let turn = core
+            .conversations
+            .saw(commit.conversation, commit.owner, id, boundary, now);
         drop(core);
         if let Some(turn_number) = turn {
             self.announce(Event::Turn {
@@ -111,7 +113,16 @@ impl Service {
         hasher: &PrefixHasher,
         commit: &Commit<'_>,
     ) -> Result<SnapshotId, CommitError> {
-        let Commit { model, namespace, key, tokens, base, state, kv, .. } = commit;
+        let Commit {
+            model,
+            namespace,
+            key,
+            tokens,
+            base,
+            state,
+            kv,
+            ..
+        } = commit;
         let boundary = commit.boundary();
         let now = self.clock.now();
         if let Some(id) = core.index.has_snapshot(key, tokens, boundary) {
@@ -121,7 +132,10 @@ impl Service {
         }
         let stored = core.index.coverage(key, tokens).kv;
         if stored < *base {
-            return Err(CommitError::BaseLost { stored, base: *base });
+            return Err(CommitError::BaseLost {
+                stored,
+                base: *base,
+            });
         }
         // Pieces that others stored meanwhile are not kept a second time.
         let own: Vec<&Block> = kv.iter().filter(|block| block.range.end > stored).collect();
@@ -155,13 +169,20 @@ impl Service {
         });
         let mut refs = core.index.kv_refs(key, tokens, start);
         if start < boundary {
-            let range = TokenRange { start, end: boundary };
+            let range = TokenRange {
+                start,
+                end: boundary,
+            };
             let object = Object {
                 meta: Arc::new(meta(ObjectKind::Kv, range, generation)),
                 tokens: tokens.get(start as usize..).unwrap_or_default().into(),
                 shards: vec![own.iter().map(|block| Arc::clone(&block.segment)).collect()],
             };
-            refs.push(KvRef { object: object.meta.id, range, object_range: range });
+            refs.push(KvRef {
+                object: object.meta.id,
+                range,
+                object_range: range,
+            });
             fresh.push(object);
         }
         let mut put = Vec::with_capacity(2);
@@ -209,12 +230,17 @@ impl Service {
         core.records.insert(id, record);
         self.supersede(core, commit, id, boundary);
         if self.store.disk.is_some() {
-            let due = self.clock.monotonic().saturating_add(self.config.write_after);
+            let due = self
+                .clock
+                .monotonic()
+                .saturating_add(self.config.write_after);
             core.queue.push(id, due);
             self.wake.notify_one();
         }
         let bytes = fresh.iter().map(Object::bytes).fold(0, u64::saturating_add);
-        self.metrics.saved_tokens.inc_by(u64::from(boundary.saturating_sub(start)));
+        self.metrics
+            .saved_tokens
+            .inc_by(u64::from(boundary.saturating_sub(start)));
         self.metrics.saved_bytes.inc_by(bytes);
         self.metrics.saved_snapshots.inc();
         self.announce(Event::Saved {

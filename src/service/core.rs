@@ -248,7 +248,9 @@ impl Core {
 
     /// The snapshot is on disk.
     pub fn is_durable(&self, snapshot: &SnapshotId) -> bool {
-        self.records.get(snapshot).is_some_and(|record| record.state == SaveState::Durable)
+        self.records
+            .get(snapshot)
+            .is_some_and(|record| record.state == SaveState::Durable)
     }
 
     /// Bookkeeping for what went out of the index. Returns the objects and the snapshots that may be
@@ -271,7 +273,11 @@ impl Core {
     pub fn release(&mut self, token: LeaseToken) -> Removal {
         let snapshot = token.snapshot();
         let gone = !self.records.contains_key(&snapshot);
-        let objects: Vec<ObjectId> = if gone { token.objects().collect() } else { Vec::new() };
+        let objects: Vec<ObjectId> = if gone {
+            token.objects().collect()
+        } else {
+            Vec::new()
+        };
         self.index.release(token);
         let mut removal = Removal::default();
         for id in objects {
@@ -279,7 +285,10 @@ impl Core {
             let Some(info) = info.filter(|info| info.leases == 0 && !info.needed) else {
                 continue;
             };
-            for tier in TierKind::ALL.into_iter().filter(|tier| info.tiers.contains(*tier)) {
+            for tier in TierKind::ALL
+                .into_iter()
+                .filter(|tier| info.tiers.contains(*tier))
+            {
                 let _ = self.index.set_tier(&id, tier, false);
             }
             removal.objects.push(id);

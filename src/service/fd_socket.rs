@@ -38,7 +38,10 @@ impl FdSocket {
     /// Somebody else listens there, or the system refuses.
     pub fn bind(service: &Service) -> io::Result<Self> {
         let (listener, file) = socket::bind(&service.config().fd_socket)?;
-        Ok(Self { listener: UnixListener::from_std(listener)?, file })
+        Ok(Self {
+            listener: UnixListener::from_std(listener)?,
+            file,
+        })
     }
 
     /// Serves connections until `stop`.
@@ -75,7 +78,10 @@ impl FdSocket {
 /// One connection: the handshake, then its end is the session's end, and the other way round.
 async fn serve(service: &Arc<Service>, stream: UnixStream) {
     let peer = match device::Peer::of(&stream) {
-        Ok(peer) => Peer::Unix { uid: peer.uid, pid: Some(peer.pid).filter(|pid| *pid > 0) },
+        Ok(peer) => Peer::Unix {
+            uid: peer.uid,
+            pid: Some(peer.pid).filter(|pid| *pid > 0),
+        },
         Err(error) => return tracing::warn!(%error, "A peer without credentials"),
     };
     let shaken = tokio::time::timeout(HANDSHAKE_WITHIN, shake(service, &stream, peer)).await;

@@ -31,7 +31,11 @@ impl Latches {
 
     /// All reasons, oldest first.
     pub fn reasons(&self) -> Vec<String> {
-        self.reasons.lock().iter().map(|reason| (*reason).to_owned()).collect()
+        self.reasons
+            .lock()
+            .iter()
+            .map(|reason| (*reason).to_owned())
+            .collect()
     }
 }
 

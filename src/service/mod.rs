@@ -229,7 +229,10 @@ impl Service {
             self.send_away(&worker, CloseReason::Shutdown);
         }
         self.tasks.close();
-        if tokio::time::timeout_at(deadline, self.tasks.wait()).await.is_err() {
+        if tokio::time::timeout_at(deadline, self.tasks.wait())
+            .await
+            .is_err()
+        {
             tracing::warn!("Some sessions did not end in time");
         }
         self.core.lock().queue.draining = true;
@@ -245,7 +248,10 @@ impl Service {
                 break;
             }
             if tokio::time::Instant::now() >= deadline {
-                tracing::warn!(snapshots = left, "Stopping with snapshots that are not durable");
+                tracing::warn!(
+                    snapshots = left,
+                    "Stopping with snapshots that are not durable"
+                );
                 break;
             }
             let look = tokio::time::Instant::now() + std::time::Duration::from_millis(50);
@@ -310,7 +316,9 @@ impl Service {
         }
         let token = core.index.lease(&hit.snapshot).ok_or(false)?;
         core.index.touch(&hit.snapshot, self.clock.now());
-        let all = token.objects().filter_map(|id| Some((id, self.store.ram.peek(&id)?)));
+        let all = token
+            .objects()
+            .filter_map(|id| Some((id, self.store.ram.peek(&id)?)));
         let there = all.collect();
         Ok(Leased { hit, token, there })
     }
@@ -341,7 +349,9 @@ impl Service {
 
 impl std::fmt::Debug for Service {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Service").field("boot", &self.boot).finish_non_exhaustive()
+        f.debug_struct("Service")
+            .field("boot", &self.boot)
+            .finish_non_exhaustive()
     }
 }
 

@@ -15,8 +15,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::Service;
-use super::core::{Failure, Removal};
 use super::conversations::ConversationKey;
+use super::core::{Failure, Removal};
 use super::metrics::{self, ByReason, Name};
 use crate::store::{self, ErrorKind, StoreError, Stored, Tier};
 use crate::types::TierKind;
@@ -72,7 +72,12 @@ fn run(bell: &Bell, service: &Weak<Service>) {
         let Some(service) = service.upgrade() else {
             return;
         };
-        if service.latches.reasons().iter().any(|reason| reason == super::LOADING) {
+        if service
+            .latches
+            .reasons()
+            .iter()
+            .any(|reason| reason == super::LOADING)
+        {
             pause = NAP;
             continue;
         }
@@ -104,7 +109,11 @@ impl Service {
         let next = core.queue.next_at().map(|at| {
             let now = self.clock.monotonic();
             let not_before = core.queue.not_before.saturating_sub(now);
-            if core.queue.draining { not_before } else { at.saturating_sub(now) }
+            if core.queue.draining {
+                not_before
+            } else {
+                at.saturating_sub(now)
+            }
         });
         next.unwrap_or(NAP).min(NAP)
     }
@@ -162,7 +171,9 @@ impl Service {
                     return;
                 };
                 let known = core.index.object(&id);
-                known.filter(|info| !info.tiers.contains(TierKind::Disk)).map(|_| id)
+                known
+                    .filter(|info| !info.tiers.contains(TierKind::Disk))
+                    .map(|_| id)
             };
             let Some(object) = object.and_then(|id| self.store.ram.peek(&id)) else {
                 continue;
@@ -193,14 +204,28 @@ impl Service {
                 Err(StoreError::NoSpace { need, free, .. }) if tried < 3 => {
                     tried += 1;
                     if self.evict_from_disk(need.saturating_sub(free)) == 0 {
-                        return Err(StoreError::NoSpace { tier: TierKind::Disk, need, free });
+                        return Err(StoreError::NoSpace {
+                            tier: TierKind::Disk,
+                            need,
+                            free,
+                        });
                     }
                 }
-                Err(StoreError::Floor { path, need, available, min_free }) if tried < 3 => {
+                Err(StoreError::Floor {
+                    path,
+                    need,
+                    available,
+                    min_free,
+                }) if tried < 3 => {
                     tried += 1;
                     let short = need.saturating_add(min_free).saturating_sub(available);
                     if self.evict_from_disk(short) == 0 {
-                        return Err(StoreError::Floor { path, need, available, min_free });
+                        return Err(StoreError::Floor {
+                            path,
+                            need,
+                            available,
+                            min_free,
+                        });
                     }
                 }
                 stored => break stored?,
@@ -242,7 +267,10 @@ impl Service {
             }
         }
         let count = removal.objects.len();
-        self.metrics.evicted.get_or_create(&TierKind::Disk.into()).inc_by(count as u64);
+        self.metrics
+            .evicted
+            .get_or_create(&TierKind::Disk.into())
+            .inc_by(count as u64);
         self.announce_evicted(&removal.snapshots);
         self.remove_now(&removal);
         count
@@ -267,7 +295,10 @@ impl Service {
             let (name, stored) = {
                 let core = self.core.lock();
                 let tenant = key.tenant.as_deref();
-                (store::ConversationKey::of(tenant, &key.name), core.stored(&key))
+                (
+                    store::ConversationKey::of(tenant, &key.name),
+                    core.stored(&key),
+                )
             };
             let written = match stored {
                 Some(conversation) => refs.put(&conversation),
@@ -288,15 +319,24 @@ impl Service {
             ErrorKind::Unavailable => Failure::Unavailable,
             _ => Failure::Other,
         };
-        let label = ByReason { reason: Name(failure.as_str()) };
+        let label = ByReason {
+            reason: Name(failure.as_str()),
+        };
         self.metrics.write_failures.get_or_create(&label).inc();
         tracing::warn!(%error, "Could not write to disk");
         let mut core = self.core.lock();
-        let pause = FIRST_PAUSE.saturating_mul(1 << core.queue.failures.min(16)).min(MAX_PAUSE);
+        let pause = FIRST_PAUSE
+            .saturating_mul(1 << core.queue.failures.min(16))
+            .min(MAX_PAUSE);
         core.queue.failures += 1;
         core.queue.not_before = self.clock.monotonic().saturating_add(pause);
         drop(core);
-        if self.store.disk.as_ref().is_some_and(|disk| disk.poisoned().is_some()) {
+        if self
+            .store
+            .disk
+            .as_ref()
+            .is_some_and(|disk| disk.poisoned().is_some())
+        {
             self.latches.hold(super::DISK_FAILED);
         }
         failure
@@ -305,7 +345,12 @@ impl Service {
     fn disk_failed(&self, what: &'static str, error: &StoreError) {
         metrics::count(&self.metrics.write_failures, what);
         tracing::warn!(%error, "Could not remove from disk");
-        if self.store.disk.as_ref().is_some_and(|disk| disk.poisoned().is_some()) {
+        if self
+            .store
+            .disk
+            .as_ref()
+            .is_some_and(|disk| disk.poisoned().is_some())
+        {
             self.latches.hold(super::DISK_FAILED);
         }
     }

@@ -69,7 +69,10 @@ impl Peer {
 mod tests {
     use super::*;
 
-    const TCP: Peer = Peer::Tcp(SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1));
+    const TCP: Peer = Peer::Tcp(SocketAddr::new(
+        std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
+        1,
+    ));
 
     #[test]
     fn users_over_unix_and_the_token_over_tcp() {

@@ -49,11 +49,17 @@ mod tests {
 
     #[test]
     fn small_gains_and_slow_disks_are_skipped_only_when_configured() {
-        let mut config = Config { min_restore_tokens: 100, ..Config::default() };
+        let mut config = Config {
+            min_restore_tokens: 100,
+            ..Config::default()
+        };
         assert_eq!(skip(&config, &facts(99, 0)), Some(Miss::BelowMinimum));
         assert_eq!(skip(&config, &facts(100, 100 << 30)), None);
         config.prefill_tokens_per_second = Some(10_000.0);
         assert_eq!(skip(&config, &facts(10_000, 100 << 20)), None);
-        assert_eq!(skip(&config, &facts(10_000, 4 << 30)), Some(Miss::SlowerThanPrefill));
+        assert_eq!(
+            skip(&config, &facts(10_000, 4 << 30)),
+            Some(Miss::SlowerThanPrefill)
+        );
     }
 }

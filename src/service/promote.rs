@@ -17,7 +17,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::Service;
 use super::session::Event;
-use crate::store::{ErrorKind, Object, Stored, StoreError, Tier};
+use crate::store::{ErrorKind, Object, StoreError, Stored, Tier};
 use crate::types::{ObjectId, TierKind};
 
 /// How long a reader waits between two looks for room.
@@ -168,7 +168,11 @@ impl Service {
         let to = to.clone();
         let waiter = Box::new(move |result| {
             // The session may be gone; then nobody waits for the object.
-            let _ = to.send(Event::Promoted { lease, object, result });
+            let _ = to.send(Event::Promoted {
+                lease,
+                object,
+                result,
+            });
         });
         self.promoter.ask(object, waiter);
     }
@@ -270,6 +274,10 @@ impl Service {
         }
         let mut speed = self.promoter.speed.lock();
         let now = bytes as f64 / seconds;
-        *speed = if *speed > 0.0 { 0.8 * *speed + 0.2 * now } else { now };
+        *speed = if *speed > 0.0 {
+            0.8 * *speed + 0.2 * now
+        } else {
+            now
+        };
     }
 }

@@ -20,7 +20,12 @@ const BLOCK_OVERHEAD: u64 = 2 * crate::store::PAGE;
 impl Service {
     /// A block for each length, or none at all: then room is on its way, unless nothing can go.
     pub(super) fn allocate(&self, lengths: &[u64]) -> Option<Vec<Segment>> {
-        let all = || lengths.iter().map(|len| self.store.arena.alloc(*len)).collect();
+        let all = || {
+            lengths
+                .iter()
+                .map(|len| self.store.arena.alloc(*len))
+                .collect()
+        };
         let need = self.footprint(lengths.iter().copied());
         if !self.fits(need) {
             self.make_room(need);
@@ -41,7 +46,9 @@ impl Service {
     }
 
     pub(super) fn footprint(&self, lengths: impl Iterator<Item = u64>) -> u64 {
-        lengths.fold(0, |sum, len| sum.saturating_add(len).saturating_add(BLOCK_OVERHEAD))
+        lengths.fold(0, |sum, len| {
+            sum.saturating_add(len).saturating_add(BLOCK_OVERHEAD)
+        })
     }
 
     /// Whether the RAM tier's budget has room for so many bytes.
@@ -54,7 +61,10 @@ impl Service {
     /// sent to the disk thread.
     pub(super) fn make_room(&self, need: u64) {
         let usage = self.store.ram.usage();
-        let budget = usage.bytes.saturating_add(need).saturating_sub(usage.budget);
+        let budget = usage
+            .bytes
+            .saturating_add(need)
+            .saturating_sub(usage.budget);
         let arena = need.saturating_sub(self.store.arena.free_bytes());
         self.let_go(budget.max(arena).max(crate::store::PAGE));
     }
@@ -64,12 +74,17 @@ impl Service {
         let now = self.clock.now();
         let mut core = self.core.lock();
         let victims = core.index.victims(TierKind::Ram, bytes, now);
-        let lost = self.latches.reasons().iter().any(|reason| reason == super::DISK_FAILED);
+        let lost = self
+            .latches
+            .reasons()
+            .iter()
+            .any(|reason| reason == super::DISK_FAILED);
         let mut removal = Removal::default();
         let mut freed = Vec::new();
         let mut evicted = Vec::new();
         for victim in victims {
-            let forget = victim.action == Action::Forget || (victim.action == Action::Demote && lost);
+            let forget =
+                victim.action == Action::Forget || (victim.action == Action::Demote && lost);
             if victim.action == Action::Drop {
                 let _ = core.index.set_tier(&victim.object, TierKind::Ram, false);
                 freed.push(victim.object);
@@ -84,7 +99,10 @@ impl Service {
                 self.demote(&mut core, &victim);
             }
         }
-        self.metrics.evicted.get_or_create(&TierKind::Ram.into()).inc_by(freed.len() as u64);
+        self.metrics
+            .evicted
+            .get_or_create(&TierKind::Ram.into())
+            .inc_by(freed.len() as u64);
         if self.store.disk.is_some() {
             core.queue.remove(removal);
         }
@@ -147,7 +165,10 @@ impl Service {
         for snapshot_id in snapshots {
             tracing::warn!(snapshot = %snapshot_id, "Snapshot lost: a part of it is missing or bad");
             self.metrics.error("lost_snapshot");
-            self.announce(Event::Removed { snapshot_id, reason: "lost" });
+            self.announce(Event::Removed {
+                snapshot_id,
+                reason: "lost",
+            });
         }
         self.changed.notify_waiters();
         self.wake.notify_one();
@@ -156,7 +177,10 @@ impl Service {
     pub(super) fn announce_evicted(&self, snapshots: &[SnapshotId]) {
         for snapshot in snapshots {
             self.metrics.evicted_snapshots.inc();
-            self.announce(Event::Removed { snapshot_id: *snapshot, reason: "evicted" });
+            self.announce(Event::Removed {
+                snapshot_id: *snapshot,
+                reason: "evicted",
+            });
         }
     }
 

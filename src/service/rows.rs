@@ -33,19 +33,29 @@ impl Service {
     /// # Errors
     /// `NotFound` if there is no such conversation.
     pub fn list(&self, request: ListRequest) -> Result<ListReply, ServiceError> {
-        let ListRequest { tenant, conversation_id, limit, offset } = request;
+        let ListRequest {
+            tenant,
+            conversation_id,
+            limit,
+            offset,
+        } = request;
         let limit = if limit == 0 { DEFAULT_ROWS } else { limit };
         let core = self.core.lock();
         let called: Vec<(SnapshotId, Called)> = match conversation_id {
             Some(name) => {
-                let select = Selector { tenant, ..Selector::conversation(name) };
+                let select = Selector {
+                    tenant,
+                    ..Selector::conversation(name)
+                };
                 of_conversation(&core, &core.conversations.key_of(&select)?)
             }
             None => everything(&core, tenant.as_deref()),
         };
         let total = called.len();
         let page = called.into_iter().skip(offset).take(limit);
-        let snapshots = page.filter_map(|(id, called)| self.row(&core, id, &called)).collect();
+        let snapshots = page
+            .filter_map(|(id, called)| self.row(&core, id, &called))
+            .collect();
         Ok(ListReply { snapshots, total })
     }
 
@@ -74,10 +84,15 @@ impl Service {
     /// # Errors
     /// `NotFound`, `NoState`, `Invalid`; `Data` if the token ids cannot be read.
     pub fn info(&self, request: InfoRequest) -> Result<SnapshotRow, ServiceError> {
-        let InfoRequest { select, with_tokens } = request;
+        let InfoRequest {
+            select,
+            with_tokens,
+        } = request;
         let core = self.core.lock();
         let (id, called) = existing(&core, &select)?;
-        let mut row = self.row(&core, id, &called).ok_or_else(|| unknown_snapshot(&id))?;
+        let mut row = self
+            .row(&core, id, &called)
+            .ok_or_else(|| unknown_snapshot(&id))?;
         if with_tokens {
             let mut tokens = Vec::with_capacity(row.boundary as usize);
             if !core.index.read_tokens(&id, &mut tokens) {
@@ -125,14 +140,24 @@ impl Service {
 
     /// The attached workers, in the order in which they came.
     pub fn workers(&self) -> Vec<WorkerRow> {
-        self.workers.all().iter().map(|worker| worker.row()).collect()
+        self.workers
+            .all()
+            .iter()
+            .map(|worker| worker.row())
+            .collect()
     }
 
     pub(super) fn row(&self, core: &Core, id: SnapshotId, called: &Called) -> Option<SnapshotRow> {
         let info = core.index.snapshot(&id)?;
         let record = core.records.get(&id)?;
-        let conversation = called.key.as_ref().and_then(|key| core.conversations.get(key));
-        let turn = called.turn.zip(conversation).and_then(|(turn, it)| it.turn(turn));
+        let conversation = called
+            .key
+            .as_ref()
+            .and_then(|key| core.conversations.get(key));
+        let turn = called
+            .turn
+            .zip(conversation)
+            .and_then(|(turn, it)| it.turn(turn));
         let created = seconds(info.created);
         let beyond = turn.map_or(0, |turn| turn.total_tokens.saturating_sub(info.boundary));
         let rid = turn.map(|turn| turn.rid.to_string());
@@ -162,17 +187,30 @@ impl Service {
     pub(super) fn refresh_levels(&self) {
         for tier in self.tiers() {
             let label = tier.tier.into();
-            self.metrics.tier_bytes.get_or_create(&label).set(tier.used_bytes);
-            self.metrics.tier_budget.get_or_create(&label).set(tier.budget_bytes);
-            self.metrics.tier_objects.get_or_create(&label).set(tier.objects);
+            self.metrics
+                .tier_bytes
+                .get_or_create(&label)
+                .set(tier.used_bytes);
+            self.metrics
+                .tier_budget
+                .get_or_create(&label)
+                .set(tier.budget_bytes);
+            self.metrics
+                .tier_objects
+                .get_or_create(&label)
+                .set(tier.objects);
         }
         for (reason, count) in self.store.counts().quarantined {
-            let label = super::metrics::ByReason { reason: super::metrics::Name(reason.as_str()) };
+            let label = super::metrics::ByReason {
+                reason: super::metrics::Name(reason.as_str()),
+            };
             self.metrics.quarantined.get_or_create(&label).set(count);
         }
         let core = self.core.lock();
         self.metrics.snapshots.set(core.records.len() as u64);
-        self.metrics.conversations.set(core.conversations.len() as u64);
+        self.metrics
+            .conversations
+            .set(core.conversations.len() as u64);
         self.metrics.pending_writes.set(core.queue.len() as u64);
     }
 }
@@ -191,7 +229,11 @@ pub(super) fn existing(
     let found = core.conversations.find(select, Need::Existing)?;
     let name = found.key.name.to_string();
     let id = found.snapshot.ok_or(ServiceError::NoState { name })?;
-    let called = Called { key: Some(found.key), turn: found.turn, branch: found.branch };
+    let called = Called {
+        key: Some(found.key),
+        turn: found.turn,
+        branch: found.branch,
+    };
     Ok((id, called))
 }
 
@@ -200,7 +242,11 @@ pub(super) fn called(core: &Core, id: SnapshotId) -> Called {
     let Some(key) = core.conversations.named_by(id).first() else {
         let record = core.records.get(&id);
         let key = record.and_then(|record| record.conversation.clone());
-        return Called { key, turn: None, branch: None };
+        return Called {
+            key,
+            turn: None,
+            branch: None,
+        };
     };
     let conversation = core.conversations.get(key);
     let turns = conversation.map_or(&[][..], |it| it.turns.as_slice());
@@ -210,7 +256,9 @@ pub(super) fn called(core: &Core, id: SnapshotId) -> Called {
     Called {
         key: Some(key.clone()),
         turn: turn.map(|turn| turn.number),
-        branch: branch.filter(|_| turn.is_none()).map(|(name, _)| name.clone()),
+        branch: branch
+            .filter(|_| turn.is_none())
+            .map(|(name, _)| name.clone()),
     }
 }
 
@@ -220,15 +268,25 @@ fn of_conversation(core: &Core, key: &ConversationKey) -> Vec<(SnapshotId, Calle
         return Vec::new();
     };
     let turn = |turn: &Turn| {
-        let called = Called { key: Some(key.clone()), turn: Some(turn.number), branch: None };
+        let called = Called {
+            key: Some(key.clone()),
+            turn: Some(turn.number),
+            branch: None,
+        };
         Some((turn.snapshot?, called))
     };
     let branch = |(name, id): (&String, &SnapshotId)| {
-        let called = Called { key: Some(key.clone()), turn: None, branch: Some(name.clone()) };
+        let called = Called {
+            key: Some(key.clone()),
+            turn: None,
+            branch: Some(name.clone()),
+        };
         (*id, called)
     };
     let turns = conversation.turns.iter().filter_map(turn);
-    turns.chain(conversation.branches.iter().map(branch)).collect()
+    turns
+        .chain(conversation.branches.iter().map(branch))
+        .collect()
 }
 
 /// Every snapshot of a tenant, newest first.
@@ -240,7 +298,9 @@ fn everything(core: &Core, tenant: Option<&str>) -> Vec<(SnapshotId, Called)> {
         .filter_map(|(id, _)| Some((core.index.snapshot(id)?.created, *id)))
         .collect();
     all.sort_unstable_by(|a, b| b.cmp(a));
-    all.into_iter().map(|(_, id)| (id, called(core, id))).collect()
+    all.into_iter()
+        .map(|(_, id)| (id, called(core, id)))
+        .collect()
 }
 
 /// The highest tier that holds all of it.
@@ -248,9 +308,8 @@ pub(super) fn tier_of(info: &SnapshotInfo) -> TierKind {
     let whole = info.state_tiers.both(info.kv_tiers);
     let lowest = TierKind::ALL.into_iter().rev();
     let scattered = || {
-        let mut tiers = lowest.filter(|tier| {
-            info.state_tiers.contains(*tier) || info.kv_tiers.contains(*tier)
-        });
+        let mut tiers =
+            lowest.filter(|tier| info.state_tiers.contains(*tier) || info.kv_tiers.contains(*tier));
         tiers.next().unwrap_or(TierKind::Disk)
     };
     whole.iter().next().unwrap_or_else(scattered)
@@ -261,5 +320,8 @@ fn is_pinned(info: &SnapshotInfo, now: Millis) -> bool {
 }
 
 pub(super) fn unknown_snapshot(id: &SnapshotId) -> ServiceError {
-    ServiceError::NotFound { what: "snapshot", name: id.to_string() }
+    ServiceError::NotFound {
+        what: "snapshot",
+        name: id.to_string(),
+    }
 }

@@ -18,9 +18,7 @@ use super::save_state::SaveState;
 use crate::index::{KvRef, NewSnapshot, ObjectEntry, Retain, TierSet, TreeKey};
 use crate::pool::PrefixHasher;
 use crate::store::{DiskTier, ErrorKind, Manifest, ObjectMeta, StoreError, Tier};
-use crate::types::{
-    Fingerprint, Namespace, ObjectId, ObjectKind, SnapshotId, TierKind, TokenId,
-};
+use crate::types::{Fingerprint, Namespace, ObjectId, ObjectKind, SnapshotId, TierKind, TokenId};
 
 /// Tokens of objects kept at hand while snapshots are read.
 type TokenCache = HashMap<ObjectId, Arc<[TokenId]>>;
@@ -119,17 +117,26 @@ impl Service {
         let shape = disk.shape(&fingerprint).ok_or(Unusable::Model)?;
         let model = shared.models.entry(fingerprint).or_insert_with(|| {
             let name = manifest.labels.get("model").cloned().unwrap_or_default();
-            Arc::new(Model { fingerprint, name, shape: (*shape).clone() })
+            Arc::new(Model {
+                fingerprint,
+                name,
+                shape: (*shape).clone(),
+            })
         });
         let namespace = match shared.namespaces.get(&manifest.namespace) {
             Some(namespace) => Arc::clone(namespace),
             None => {
                 let namespace = Arc::new(manifest.namespace.clone());
-                shared.namespaces.insert(manifest.namespace.clone(), Arc::clone(&namespace));
+                shared
+                    .namespaces
+                    .insert(manifest.namespace.clone(), Arc::clone(&namespace));
                 namespace
             }
         };
-        let key = TreeKey { fingerprint, namespace: namespace.id() };
+        let key = TreeKey {
+            fingerprint,
+            namespace: namespace.id(),
+        };
         let tokens = tokens_of(disk, &manifest, &key, &mut shared.tokens)?;
         let mut objects = manifest.objects(&shape);
         let state = objects.next().ok_or(Unusable::NoKv)?;
@@ -162,10 +169,16 @@ impl Service {
         if !inserted.fresh {
             // Two manifests for one prefix: the first is as good, and this one only costs space.
             let snapshots = vec![manifest.snapshot];
-            core.queue.remove(Removal { snapshots, objects: inserted.unused });
+            core.queue.remove(Removal {
+                snapshots,
+                objects: inserted.unused,
+            });
             return Ok(());
         }
-        let parent = core.index.snapshot(&manifest.snapshot).and_then(|info| info.parent);
+        let parent = core
+            .index
+            .snapshot(&manifest.snapshot)
+            .and_then(|info| info.parent);
         let record = Record {
             model: Arc::clone(model),
             namespace,
@@ -258,7 +271,9 @@ fn tokens_of(
             }
         };
         let skip = (part.range.start - part.object_range.start) as usize;
-        let used = own.get(skip..).and_then(|own| own.get(..part.range.len() as usize));
+        let used = own
+            .get(skip..)
+            .and_then(|own| own.get(..part.range.len() as usize));
         let used = used.ok_or(Unusable::Foreign(part.object))?;
         if skip == 0 {
             let mut whole = hasher.clone();

@@ -105,7 +105,13 @@ impl Worker {
             pid,
             epoch,
         } = profile;
-        let live = Live { model: Some(model), epoch, load: None, bound: false, counts: (0, 0, 0) };
+        let live = Live {
+            model: Some(model),
+            epoch,
+            load: None,
+            bound: false,
+            counts: (0, 0, 0),
+        };
         let mut secret = [0; 32];
         let (first, second) = secret.split_at_mut(16);
         first.copy_from_slice(Uuid::new_v4().as_bytes());

@@ -57,8 +57,17 @@ impl Service {
         core.advance(&snapshot, SaveState::Writing);
         core.queue.writing = true;
         let parent = core.ancestor(&snapshot, Core::is_durable);
-        let lacking = lease.objects().filter(|object| !disk.contains(object)).collect();
-        Some(Plan { lease, info, hit, parent, lacking })
+        let lacking = lease
+            .objects()
+            .filter(|object| !disk.contains(object))
+            .collect();
+        Some(Plan {
+            lease,
+            info,
+            hit,
+            parent,
+            lacking,
+        })
     }
 
     /// Objects, then the manifest. Returns the payload bytes written.
@@ -78,7 +87,11 @@ impl Service {
         disk.register_model(model.fingerprint, &model.shape, name)?;
         let mut bytes = 0;
         for id in &plan.lacking {
-            let object = self.store.ram.peek(id).ok_or(StoreError::NotFound { object: *id })?;
+            let object = self
+                .store
+                .ram
+                .peek(id)
+                .ok_or(StoreError::NotFound { object: *id })?;
             bytes += self.write_object(&object)?;
         }
         let Some(manifest) = self.manifest(snapshot, plan, manifest)? else {
@@ -136,7 +149,10 @@ impl Service {
             parent,
             fingerprint: plan.info.key.fingerprint,
             namespace: (*record.namespace).clone(),
-            own: TokenRange { start: start.unwrap_or(0), end: boundary },
+            own: TokenRange {
+                start: start.unwrap_or(0),
+                end: boundary,
+            },
             boundary,
             state,
             kv,
@@ -166,7 +182,10 @@ impl Service {
             }
             // It was deleted while it was written: off the disk with it.
             None => {
-                core.queue.remove(Removal { snapshots: vec![snapshot], objects: Vec::new() });
+                core.queue.remove(Removal {
+                    snapshots: vec![snapshot],
+                    objects: Vec::new(),
+                });
             }
         }
         let removal = core.release(lease);
@@ -176,7 +195,9 @@ impl Service {
         self.write_succeeded();
         if known.is_some() {
             self.metrics.durable_snapshots.inc();
-            self.announce(Event::Durable { snapshot_id: snapshot });
+            self.announce(Event::Durable {
+                snapshot_id: snapshot,
+            });
             tracing::debug!(%snapshot, bytes, "Snapshot is durable");
             self.hold.block(Point::Save(&SaveState::Durable));
         }
@@ -210,5 +231,7 @@ fn labels(record: &Record) -> BTreeMap<String, String> {
         ("conversation", conversation.map(|key| key.name.to_string())),
         ("rid", record.rid.as_ref().map(|rid| rid.to_string())),
     ];
-    all.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
+    all.into_iter()
+        .filter_map(|(key, value)| Some((key.to_owned(), value?)))
+        .collect()
 }

@@ -44,7 +44,10 @@ impl Core {
             }
         });
         let turns: Vec<TurnRef> = turns.collect();
-        let branches = conversation.branches.iter().filter(|(_, id)| self.is_durable(id));
+        let branches = conversation
+            .branches
+            .iter()
+            .filter(|(_, id)| self.is_durable(id));
         let branches: BTreeMap<String, SnapshotId> =
             branches.map(|(name, id)| (name.clone(), *id)).collect();
         if branches.is_empty() && turns.iter().all(|turn| turn.snapshot.is_none()) {
@@ -81,7 +84,8 @@ impl Core {
         }
         for (name, id) in stored.branches {
             if self.index.pin(&id, Pin::Named) {
-                self.conversations.set_branch(&key, &name, id, stored.updated);
+                self.conversations
+                    .set_branch(&key, &name, id, stored.updated);
             }
         }
     }
@@ -89,6 +93,8 @@ impl Core {
 
 /// The name as the wire has it; `error` for one that it does not have.
 fn finish_name(name: &str) -> &'static str {
-    let known = Finish::ALL.into_iter().find(|finish| finish.as_str() == name);
+    let known = Finish::ALL
+        .into_iter()
+        .find(|finish| finish.as_str() == name);
     known.unwrap_or(Finish::Error).as_str()
 }

@@ -64,7 +64,12 @@ pub struct Copies {
 impl Copies {
     /// None yet. Each copy ends with one [`Event::Copied`].
     pub fn new(ring: Arc<dyn Ring>, events: UnboundedSender<Event>) -> Self {
-        Self { ring, events, waiting: VecDeque::new(), in_flight: 0 }
+        Self {
+            ring,
+            events,
+            waiting: VecDeque::new(),
+            in_flight: 0,
+        }
     }
 
     /// Size of the ring.
@@ -102,7 +107,11 @@ impl Copies {
             };
             self.in_flight += 1;
             let events = self.events.clone();
-            let Copy { what, ring_offset, segment } = copy.clone();
+            let Copy {
+                what,
+                ring_offset,
+                segment,
+            } = copy.clone();
             let done = Box::new(move |result| {
                 // The session may be gone; then nobody waits for the copy.
                 let _ = events.send(Event::Copied(copy, result));

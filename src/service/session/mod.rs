@@ -278,12 +278,18 @@ impl Session {
                         drop(copy);
                         self.drained((serial, save, part), result).await
                     }
-                    What::Fill { lease, piece, index } => {
-                        self.filled((lease, piece, index), bytes, result).await
-                    }
+                    What::Fill {
+                        lease,
+                        piece,
+                        index,
+                    } => self.filled((lease, piece, index), bytes, result).await,
                 }
             }
-            Event::Promoted { lease, object, result } => self.promoted(lease, object, result).await,
+            Event::Promoted {
+                lease,
+                object,
+                result,
+            } => self.promoted(lease, object, result).await,
         }
     }
 
@@ -312,7 +318,8 @@ impl Session {
                 Ok(None) | Err(_) => break,
             }
         }
-        self.drop_saves(None, Status::Cancelled, DeclineReason::Disabled).await
+        self.drop_saves(None, Status::Cancelled, DeclineReason::Disabled)
+            .await
     }
 
     /// Gives everything back.
@@ -335,7 +342,8 @@ impl Session {
         }
         self.saves.clear();
         self.close_all_requests();
-        self.service.detached(&self.worker, reason, &end.to_string());
+        self.service
+            .detached(&self.worker, reason, &end.to_string());
         // Closing a ring waits for a copy under way.
         let copies = self.copies;
         let events = self.events;

@@ -55,7 +55,10 @@ impl Outbox {
                 }
                 Err(PushError::Full) => return Ok(()),
                 Err(PushError::TooLarge(bytes)) => {
-                    return Err(OutboxError::TooLarge { message: message.name(), bytes });
+                    return Err(OutboxError::TooLarge {
+                        message: message.name(),
+                        bytes,
+                    });
                 }
                 Err(PushError::Broken(broken)) => return Err(broken.into()),
             }
@@ -81,12 +84,20 @@ mod tests {
 
     #[test]
     fn order_is_kept_over_a_full_channel_and_the_wait_is_bounded() {
-        let capacities = Capacities { up: 4096, down: 4096 };
+        let capacities = Capacities {
+            up: 4096,
+            down: 4096,
+        };
         let map = Arc::new(SharedMap::anonymous(capacities.bytes()).unwrap());
         let mut daemon = DaemonEnd::create(&map, capacities, [1; 16], [2; 16]).unwrap();
         let mut worker = WorkerEnd::open(&map).unwrap();
         let mut outbox = Outbox::default();
-        let decline = |save| Down::from(Decline { save, reason: DeclineReason::NoRoom });
+        let decline = |save| {
+            Down::from(Decline {
+                save,
+                reason: DeclineReason::NoRoom,
+            })
+        };
         for save in 0..1000 {
             outbox.say(&mut daemon.tx, decline(save)).unwrap();
         }

@@ -107,10 +107,20 @@ impl Session {
     }
 
     fn find(&mut self, lookup: &Lookup) -> Result<(u64, Restore), Miss> {
-        let Lookup { req, attempt, max_boundary, device_boundary, device_kv } = *lookup;
+        let Lookup {
+            req,
+            attempt,
+            max_boundary,
+            device_boundary,
+            device_kv,
+        } = *lookup;
         let bad = Miss::BadRequest;
         let full = self.restores.len() >= MAX_LEASES || self.closing;
-        let request = self.requests.get_mut(req).filter(|request| !request.closed).ok_or(bad)?;
+        let request = self
+            .requests
+            .get_mut(req)
+            .filter(|request| !request.closed)
+            .ok_or(bad)?;
         if attempt < request.attempt || request.answered.is_some_and(|last| attempt <= last) {
             return Err(bad);
         }
@@ -129,16 +139,26 @@ impl Session {
         if full {
             return Err(Miss::Busy);
         }
-        let key = TreeKey { fingerprint: model.fingerprint, namespace: request.namespace_id };
+        let key = TreeKey {
+            fingerprint: model.fingerprint,
+            namespace: request.namespace_id,
+        };
         let owner = (self.worker.session, req);
         let conversation = &request.conversation;
-        let found = self.service.lease(&key, &request.tokens, max_boundary, |hit, core| {
-            let now = self.service.clock.now();
-            core.conversations.saw(conversation, owner, hit.snapshot, hit.boundary, now);
-            hit.boundary > device_boundary
-        });
+        let found = self
+            .service
+            .lease(&key, &request.tokens, max_boundary, |hit, core| {
+                let now = self.service.clock.now();
+                core.conversations
+                    .saw(conversation, owner, hit.snapshot, hit.boundary, now);
+                hit.boundary > device_boundary
+            });
         let Leased { hit, token, there } = found.map_err(|known| {
-            if known { Miss::DeviceAsDeep } else { Miss::NothingStored }
+            if known {
+                Miss::DeviceAsDeep
+            } else {
+                Miss::NothingStored
+            }
         })?;
         let boundary = hit.boundary;
         let kv_from = device_kv.min(boundary);
@@ -151,7 +171,10 @@ impl Session {
             filled: false,
         };
         let mut parts = vec![state];
-        let needed = TokenRange { start: kv_from, end: boundary };
+        let needed = TokenRange {
+            start: kv_from,
+            end: boundary,
+        };
         for part in &hit.kv {
             let Some(used) = part.range.overlap(needed) else {
                 continue;
@@ -160,14 +183,26 @@ impl Session {
             for (piece, at) in pieces.iter().enumerate() {
                 if at.range.overlap(used).is_some() {
                     let (object, range, bytes) = (part.object, at.range, at.bytes);
-                    parts.push(Part { object, piece, range, bytes, filled: false });
+                    parts.push(Part {
+                        object,
+                        piece,
+                        range,
+                        bytes,
+                        filled: false,
+                    });
                 }
             }
         }
         let missing = |part: &&Part| !there.contains_key(&part.object);
-        let moved = parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add);
-        let from_disk =
-            parts.iter().filter(missing).map(|part| part.bytes).fold(0, u64::saturating_add);
+        let moved = parts
+            .iter()
+            .map(|part| part.bytes)
+            .fold(0, u64::saturating_add);
+        let from_disk = parts
+            .iter()
+            .filter(missing)
+            .map(|part| part.bytes)
+            .fold(0, u64::saturating_add);
         let facts = Facts {
             gain: boundary - device_boundary,
             bytes: moved,
@@ -182,7 +217,11 @@ impl Session {
             self.service.release(token);
             let reason = skip.unwrap_or(Miss::NoRoom);
             let name = Name(reason.as_str());
-            self.service.metrics.skipped.get_or_create(&ByReason { reason: name }).inc();
+            self.service
+                .metrics
+                .skipped
+                .get_or_create(&ByReason { reason: name })
+                .inc();
             return Err(reason);
         }
         let mut objects = HashMap::new();
@@ -200,7 +239,11 @@ impl Session {
             token,
             boundary,
             device_boundary,
-            tier: if from_disk > 0 { TierKind::Disk } else { TierKind::Ram },
+            tier: if from_disk > 0 {
+                TierKind::Disk
+            } else {
+                TierKind::Ram
+            },
             objects,
             parts,
             waiting: Vec::new(),
@@ -215,9 +258,18 @@ impl Session {
         let hits = &self.service.metrics.hits;
         hits.get_or_create(&restore.tier.into()).inc();
         let pairs = restore.parts.iter().skip(1);
-        let parts = pairs.flat_map(|part| [part.range.start, part.range.end]).collect();
-        let bytes = restore.parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add);
-        let coming = restore.objects.iter().filter(|(_, slot)| matches!(slot, Slot::Coming));
+        let parts = pairs
+            .flat_map(|part| [part.range.start, part.range.end])
+            .collect();
+        let bytes = restore
+            .parts
+            .iter()
+            .map(|part| part.bytes)
+            .fold(0, u64::saturating_add);
+        let coming = restore
+            .objects
+            .iter()
+            .filter(|(_, slot)| matches!(slot, Slot::Coming));
         let coming: Vec<ObjectId> = coming.map(|(id, _)| *id).collect();
         let (boundary, tier) = (restore.boundary, restore.tier);
         self.restores.insert(id, restore);
@@ -225,7 +277,11 @@ impl Session {
         for object in coming {
             self.service.promote_for(object, id, &self.events_tx);
         }
-        let state = if all_there { RestoreState::Ready } else { RestoreState::Promoting };
+        let state = if all_there {
+            RestoreState::Ready
+        } else {
+            RestoreState::Promoting
+        };
         self.turn(id, state);
         self.say(LookupResult {
             req: lookup.req,
@@ -275,28 +331,47 @@ impl Session {
         let Some(restore) = self.restores.get(&id) else {
             return Ok(());
         };
-        let coming = restore.objects.values().any(|slot| matches!(slot, Slot::Coming));
+        let coming = restore
+            .objects
+            .values()
+            .any(|slot| matches!(slot, Slot::Coming));
         if !coming && restore.state == RestoreState::Promoting {
             self.turn(id, RestoreState::Ready);
             self.hold_restore(id).await;
         }
         if lost {
-            self.say(Revoke { lease: id, reason: RevokeReason::Lost })?;
+            self.say(Revoke {
+                lease: id,
+                reason: RevokeReason::Lost,
+            })?;
         }
         Ok(())
     }
 
     /// One piece into the ring, please.
     pub(super) async fn fill(&mut self, fill: Fill) -> Ended {
-        let Fill { lease: id, piece, index, ring_offset, bytes } = fill;
+        let Fill {
+            lease: id,
+            piece,
+            index,
+            ring_offset,
+            bytes,
+        } = fill;
         let now = self.service.clock.monotonic();
         let ring = self.copies.ring_len();
-        let answer = |status| Filled { lease: id, piece, index, status };
+        let answer = |status| Filled {
+            lease: id,
+            piece,
+            index,
+            status,
+        };
         let Some(restore) = self.restores.get_mut(&id) else {
             return self.say(answer(Status::Cancelled));
         };
         restore.active = now;
-        let fits = ring_offset.checked_add(bytes).is_some_and(|end| end <= ring);
+        let fits = ring_offset
+            .checked_add(bytes)
+            .is_some_and(|end| end <= ring);
         let part = part_of(&restore.parts, piece, index).filter(|part| part.bytes == bytes && fits);
         let Some(part) = part else {
             return self.say(answer(Status::BadRequest));
@@ -324,8 +399,16 @@ impl Session {
             self.turn(id, RestoreState::Filling);
             self.hold_restore(id).await;
         }
-        let what = What::Fill { lease: id, piece, index };
-        if !self.copies.start(Copy { what, ring_offset, segment }) {
+        let what = What::Fill {
+            lease: id,
+            piece,
+            index,
+        };
+        if !self.copies.start(Copy {
+            what,
+            ring_offset,
+            segment,
+        }) {
             if let Some(restore) = self.restores.get_mut(&id) {
                 restore.copying -= 1;
             }
@@ -366,10 +449,18 @@ impl Session {
             }
             if !before && restore.is_whole() {
                 let tokens = restore.boundary - restore.device_boundary;
-                self.service.metrics.restored_tokens.inc_by(u64::from(tokens));
+                self.service
+                    .metrics
+                    .restored_tokens
+                    .inc_by(u64::from(tokens));
             }
         }
-        self.say(Filled { lease: id, piece, index, status })?;
+        self.say(Filled {
+            lease: id,
+            piece,
+            index,
+            status,
+        })?;
         if idle {
             self.turn(id, RestoreState::Filled);
             self.hold_restore(id).await;
@@ -379,16 +470,28 @@ impl Session {
 
     /// The worker is done with a lease.
     pub(super) async fn release(&mut self, release: Release) -> Ended {
-        let Release { lease: id, outcome, reused } = release;
+        let Release {
+            lease: id,
+            outcome,
+            reused,
+        } = release;
         let Some(restore) = self.restores.get(&id) else {
             return Ok(());
         };
         let (snapshot, tier) = (restore.snapshot, restore.tier);
-        let reused = if outcome == Outcome::Used { reused.min(restore.boundary) } else { 0 };
+        let reused = if outcome == Outcome::Used {
+            reused.min(restore.boundary)
+        } else {
+            0
+        };
         if reused > 0 {
             self.service.metrics.reused_tokens.inc_by(u64::from(reused));
             self.service.touch(snapshot);
-            self.service.announce(Announcement::Restored { snapshot_id: snapshot, reused, tier });
+            self.service.announce(Announcement::Restored {
+                snapshot_id: snapshot,
+                reused,
+                tier,
+            });
         }
         self.end_lease(id, (reused == 0).then_some(outcome)).await
     }
@@ -404,8 +507,19 @@ impl Session {
         restore.state = self.go(restore.state, RestoreState::Released);
         self.hold(Point::Restore(&restore.state)).await;
         self.service.release(restore.token);
-        for Fill { lease, piece, index, .. } in restore.waiting {
-            self.say(Filled { lease, piece, index, status: Status::Cancelled })?;
+        for Fill {
+            lease,
+            piece,
+            index,
+            ..
+        } in restore.waiting
+        {
+            self.say(Filled {
+                lease,
+                piece,
+                index,
+                status: Status::Cancelled,
+            })?;
         }
         Ok(())
     }
@@ -414,13 +528,19 @@ impl Session {
     pub(super) async fn tend_restores(&mut self) -> Ended {
         let now = self.service.clock.monotonic();
         let limit = self.service.config.lease_timeout;
-        let late = |restore: &Restore| {
-            restore.copying == 0 && now.saturating_sub(restore.active) > limit
-        };
-        let late: Vec<u64> =
-            self.restores.iter().filter(|(_, restore)| late(restore)).map(|(id, _)| *id).collect();
+        let late =
+            |restore: &Restore| restore.copying == 0 && now.saturating_sub(restore.active) > limit;
+        let late: Vec<u64> = self
+            .restores
+            .iter()
+            .filter(|(_, restore)| late(restore))
+            .map(|(id, _)| *id)
+            .collect();
         for id in late {
-            self.say(Revoke { lease: id, reason: RevokeReason::Deadline })?;
+            self.say(Revoke {
+                lease: id,
+                reason: RevokeReason::Deadline,
+            })?;
             self.end_lease(id, Some(Outcome::Deadline)).await?;
         }
         Ok(())
@@ -450,7 +570,10 @@ impl Session {
             return;
         };
         let point = Point::Restore(&restore.state);
-        self.service.hold.pause(point, || self.end.link.beat()).await;
+        self.service
+            .hold
+            .pause(point, || self.end.link.beat())
+            .await;
     }
 
     fn turn(&mut self, id: u64, to: RestoreState) {

@@ -81,7 +81,10 @@ impl Save {
     }
 
     fn bytes(&self) -> u64 {
-        self.parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add)
+        self.parts
+            .iter()
+            .map(|part| part.bytes)
+            .fold(0, u64::saturating_add)
     }
 
     /// The index of a piece in `parts`.
@@ -131,12 +134,22 @@ impl Session {
 
     /// What has to move for an offer, or why nothing does.
     fn plan(&mut self, offer: &Offer) -> Result<Save, DeclineReason> {
-        let Offer { save, req, attempt, boundary, epoch } = *offer;
+        let Offer {
+            save,
+            req,
+            attempt,
+            boundary,
+            epoch,
+        } = *offer;
         let bad = DeclineReason::BadRequest;
         if self.saves.contains_key(&save) || boundary == 0 {
             return Err(bad);
         }
-        let request = self.requests.get_mut(req).filter(|request| !request.closed).ok_or(bad)?;
+        let request = self
+            .requests
+            .get_mut(req)
+            .filter(|request| !request.closed)
+            .ok_or(bad)?;
         request.attempt = request.attempt.max(attempt);
         if request.not_saved {
             return Err(DeclineReason::NotSaved);
@@ -154,12 +167,21 @@ impl Session {
         }
         let request = self.requests.get(req).ok_or(bad)?;
         let tokens = request.prefix(boundary).ok_or(bad)?;
-        let key = TreeKey { fingerprint: model.fingerprint, namespace: request.namespace_id };
-        if self.saves.values().any(|save| save.req == req && save.boundary == boundary) {
+        let key = TreeKey {
+            fingerprint: model.fingerprint,
+            namespace: request.namespace_id,
+        };
+        if self
+            .saves
+            .values()
+            .any(|save| save.req == req && save.boundary == boundary)
+        {
             return Err(DeclineReason::AlreadyStored);
         }
         let owner = (self.worker.session, req);
-        let stored = self.service.coverage(&key, tokens, &request.conversation, owner);
+        let stored = self
+            .service
+            .coverage(&key, tokens, &request.conversation, owner);
         let mut base = stored.ok_or(DeclineReason::AlreadyStored)?;
         let mut after = None;
         for (id, other) in &self.saves {
@@ -170,8 +192,16 @@ impl Session {
             }
         }
         let state = TokenRange::at(boundary);
-        let kv = cut(TokenRange { start: base.min(boundary), end: boundary });
-        let part = |range: TokenRange, bytes| Part { range, bytes, segment: None, at: PartAt::Worker };
+        let kv = cut(TokenRange {
+            start: base.min(boundary),
+            end: boundary,
+        });
+        let part = |range: TokenRange, bytes| Part {
+            range,
+            bytes,
+            segment: None,
+            at: PartAt::Worker,
+        };
         let row = model.shape.kv_row_bytes;
         let state = part(state, model.shape.state_bytes());
         let kv = kv.map(|range| part(range, u64::from(range.len()).saturating_mul(row)));
@@ -196,11 +226,17 @@ impl Session {
 
     /// Drops shallower saves of the request of which nothing was drained.
     async fn replace_untouched(&mut self, req: u64, boundary: u32) -> Ended {
-        let older = |save: &Save| save.req == req && save.boundary < boundary && save.is_untouched();
-        let older: Vec<u64> =
-            self.saves.iter().filter(|(_, save)| older(save)).map(|(id, _)| *id).collect();
+        let older =
+            |save: &Save| save.req == req && save.boundary < boundary && save.is_untouched();
+        let older: Vec<u64> = self
+            .saves
+            .iter()
+            .filter(|(_, save)| older(save))
+            .map(|(id, _)| *id)
+            .collect();
         for id in older {
-            self.drop_save(id, Status::Cancelled, DeclineReason::Superseded).await?;
+            self.drop_save(id, Status::Cancelled, DeclineReason::Superseded)
+                .await?;
         }
         Ok(())
     }
@@ -215,7 +251,9 @@ impl Session {
             let waited = self.service.clock.monotonic().saturating_sub(save.offered);
             let hopeless = !self.service.can_ever_hold(save.bytes());
             if hopeless || waited >= self.service.config.room_wait {
-                return self.drop_save(id, Status::NoRoom, DeclineReason::NoRoom).await;
+                return self
+                    .drop_save(id, Status::NoRoom, DeclineReason::NoRoom)
+                    .await;
             }
             return Ok(());
         };
@@ -224,30 +262,64 @@ impl Session {
         }
         save.active = self.service.clock.monotonic();
         let pairs = save.parts.iter().skip(1);
-        let parts = pairs.flat_map(|part| [part.range.start, part.range.end]).collect();
+        let parts = pairs
+            .flat_map(|part| [part.range.start, part.range.end])
+            .collect();
         self.advance(id, SaveState::Wanted);
-        self.say(Want { save: id, need_state: true, parts })?;
+        self.say(Want {
+            save: id,
+            need_state: true,
+            parts,
+        })?;
         self.hold(Point::Save(&SaveState::Wanted)).await;
         Ok(())
     }
 
     /// A piece lies in the ring.
     pub(super) async fn drain(&mut self, drain: Drain) -> Ended {
-        let Drain { save: id, piece, index, ring_offset, bytes } = drain;
+        let Drain {
+            save: id,
+            piece,
+            index,
+            ring_offset,
+            bytes,
+        } = drain;
         let now = self.service.clock.monotonic();
         let ring = self.copies.ring_len();
         let Some(save) = self.saves.get_mut(&id) else {
-            return self.say(Drained { save: id, piece, index, status: Status::Cancelled });
+            return self.say(Drained {
+                save: id,
+                piece,
+                index,
+                status: Status::Cancelled,
+            });
         };
         save.active = now;
-        let fits = ring_offset.checked_add(bytes).is_some_and(|end| end <= ring);
+        let fits = ring_offset
+            .checked_add(bytes)
+            .is_some_and(|end| end <= ring);
         let at = save.part_of(piece, index).filter(|_| fits);
         let serial = save.serial;
         let part = at.and_then(|at| save.parts.get_mut(at).map(|part| (at, part)));
         let part = part.filter(|(_, part)| part.at == PartAt::Worker && part.bytes == bytes);
-        let Some((at, Part { segment: Some(segment), at: place, .. })) = part else {
-            self.say(Drained { save: id, piece, index, status: Status::BadRequest })?;
-            return self.drop_save(id, Status::BadRequest, DeclineReason::BadRequest).await;
+        let Some((
+            at,
+            Part {
+                segment: Some(segment),
+                at: place,
+                ..
+            },
+        )) = part
+        else {
+            self.say(Drained {
+                save: id,
+                piece,
+                index,
+                status: Status::BadRequest,
+            })?;
+            return self
+                .drop_save(id, Status::BadRequest, DeclineReason::BadRequest)
+                .await;
         };
         *place = PartAt::Copying;
         let segment = Arc::clone(segment);
@@ -255,10 +327,25 @@ impl Session {
             self.advance(id, SaveState::Draining);
             self.hold(Point::Save(&SaveState::Draining)).await;
         }
-        let what = What::Drain { serial, save: id, part: at };
-        if !self.copies.start(Copy { what, ring_offset, segment }) {
-            self.say(Drained { save: id, piece, index, status: Status::NoRoom })?;
-            return self.drop_save(id, Status::NoRoom, DeclineReason::NoRoom).await;
+        let what = What::Drain {
+            serial,
+            save: id,
+            part: at,
+        };
+        if !self.copies.start(Copy {
+            what,
+            ring_offset,
+            segment,
+        }) {
+            self.say(Drained {
+                save: id,
+                piece,
+                index,
+                status: Status::NoRoom,
+            })?;
+            return self
+                .drop_save(id, Status::NoRoom, DeclineReason::NoRoom)
+                .await;
         }
         Ok(())
     }
@@ -273,21 +360,38 @@ impl Session {
         let now = self.service.clock.monotonic();
         let save = self.saves.get_mut(&id).filter(|save| save.serial == serial);
         let Some(save) = save else {
-            return self.say(Drained { save: id, piece, index, status: Status::Cancelled });
+            return self.say(Drained {
+                save: id,
+                piece,
+                index,
+                status: Status::Cancelled,
+            });
         };
         save.active = now;
         if let Err(error) = result {
             tracing::warn!(%error, save = id, "A piece could not be copied out of the ring");
             self.service.metrics.error("copy");
-            self.say(Drained { save: id, piece, index, status: Status::Failed })?;
-            return self.drop_save(id, Status::Failed, DeclineReason::BadRequest).await;
+            self.say(Drained {
+                save: id,
+                piece,
+                index,
+                status: Status::Failed,
+            })?;
+            return self
+                .drop_save(id, Status::Failed, DeclineReason::BadRequest)
+                .await;
         }
         if let Some(part) = save.parts.get_mut(part) {
             part.at = PartAt::In;
             save.missing -= 1;
         }
         let whole = save.missing == 0;
-        self.say(Drained { save: id, piece, index, status: Status::Ok })?;
+        self.say(Drained {
+            save: id,
+            piece,
+            index,
+            status: Status::Ok,
+        })?;
         if whole { self.whole(id).await } else { Ok(()) }
     }
 
@@ -307,7 +411,11 @@ impl Session {
                 break;
             }
             let (status, snapshot) = self.commit(id);
-            self.say(Saved { save: id, status, snapshot })?;
+            self.say(Saved {
+                save: id,
+                status,
+                snapshot,
+            })?;
             if status == Status::Ok {
                 self.hold(Point::Save(&SaveState::Visible)).await;
             } else {
@@ -332,7 +440,10 @@ impl Session {
         };
         let blocks = save.parts.iter_mut().map(|part| {
             let segment = part.segment.take()?;
-            Some(Block { range: part.range, segment })
+            Some(Block {
+                range: part.range,
+                segment,
+            })
         });
         let Some(mut blocks) = blocks.collect::<Option<Vec<Block>>>() else {
             return failed(Status::Failed);
@@ -364,7 +475,11 @@ impl Session {
         let SaveAbort { save: id, reason } = abort;
         if self.saves.contains_key(&id) {
             metrics::count(&self.service.metrics.dropped, reason.as_str());
-            self.say(Saved { save: id, status: Status::Cancelled, snapshot: [0; 16] })?;
+            self.say(Saved {
+                save: id,
+                status: Status::Cancelled,
+                snapshot: [0; 16],
+            })?;
             let waiting = self.end_save(id);
             return self.fail_waiting(waiting).await;
         }
@@ -385,7 +500,11 @@ impl Session {
             self.decline(id, reason)?;
         } else {
             self.service.metrics.drop_save(reason.as_str());
-            self.say(Saved { save: id, status, snapshot: [0; 16] })?;
+            self.say(Saved {
+                save: id,
+                status,
+                snapshot: [0; 16],
+            })?;
         }
         let waiting = self.end_save(id);
         self.fail_waiting(waiting).await
@@ -408,7 +527,10 @@ impl Session {
             self.forget_request(save.req);
         }
         let waits = |other: &Save| other.after == Some(id) && other.missing == 0;
-        self.saves.iter().find(|(_, other)| waits(other)).map(|(id, _)| *id)
+        self.saves
+            .iter()
+            .find(|(_, other)| waits(other))
+            .map(|(id, _)| *id)
     }
 
     /// A save of a request begins or ends: those who ask by name wait for its end.
@@ -417,7 +539,8 @@ impl Session {
             request.saves = request.saves.saturating_add_signed(by);
             let owner = (self.worker.session, req);
             let mut core = self.service.core.lock();
-            core.conversations.count_saves(&request.conversation, owner, by);
+            core.conversations
+                .count_saves(&request.conversation, owner, by);
             drop(core);
             self.service.changed.notify_waiters();
         }
@@ -437,7 +560,8 @@ impl Session {
             }
         }
         for id in late {
-            self.drop_save(id, Status::Cancelled, DeclineReason::BadRequest).await?;
+            self.drop_save(id, Status::Cancelled, DeclineReason::BadRequest)
+                .await?;
         }
         waiting.sort_unstable();
         for (_, id) in waiting {

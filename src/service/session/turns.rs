@@ -2,10 +2,10 @@
 
 use super::requests::Poison;
 use super::{Ended, Session};
+use crate::index::TreeKey;
 use crate::proto::channel::layout::{DeclineReason, RevokeReason, Status};
 use crate::proto::channel::msg::{Epoch, RequestOpen, Tokens, TokensWide, TurnFinished};
 use crate::service::api;
-use crate::index::TreeKey;
 
 impl Session {
     pub(super) async fn request_open(&mut self, open: RequestOpen) -> Ended {
@@ -24,7 +24,8 @@ impl Session {
                     self.service.metrics.error(poison.as_str());
                 }
                 let mut core = self.service.core.lock();
-                core.conversations.open(&request.conversation, owner, &request.rid, now);
+                core.conversations
+                    .open(&request.conversation, owner, &request.rid, now);
             }
             None => self.service.metrics.error("too_many_requests"),
         }
@@ -47,7 +48,11 @@ impl Session {
         if let Some(poison) = poison {
             self.service.metrics.error(poison.as_str());
             let reason = poison.as_str();
-            tracing::warn!(req, reason, "A request is not saved: its tokens are not known");
+            tracing::warn!(
+                req,
+                reason,
+                "A request is not saved: its tokens are not known"
+            );
         }
     }
 
@@ -74,13 +79,15 @@ impl Session {
             };
             if let Some(hit) = core.index.lookup(&key, &request.tokens, turn.total_tokens) {
                 let (conversation, boundary) = (&request.conversation, hit.boundary);
-                core.conversations.saw(conversation, owner, hit.snapshot, boundary, now);
+                core.conversations
+                    .saw(conversation, owner, hit.snapshot, boundary, now);
             }
         }
         let finish = turn.finish.as_str();
         let conversation = &request.conversation;
-        let number =
-            core.conversations.finish(conversation, owner, turn.total_tokens, finish, now);
+        let number = core
+            .conversations
+            .finish(conversation, owner, turn.total_tokens, finish, now);
         let snapshot = number.and_then(|number| {
             let conversation = core.conversations.get(conversation)?;
             conversation.turn(number)?.snapshot
@@ -90,7 +97,9 @@ impl Session {
         metrics.turns.inc();
         metrics.prompt_tokens.inc_by(turn.prompt_tokens.into());
         metrics.cached_tokens.inc_by(turn.cached_tokens.into());
-        metrics.prefilled_tokens.inc_by(turn.prefilled_tokens.into());
+        metrics
+            .prefilled_tokens
+            .inc_by(turn.prefilled_tokens.into());
         if let Some(turn_number) = number {
             self.service.announce(api::Event::Turn {
                 conversation_id: conversation.name.to_string(),
@@ -115,7 +124,11 @@ impl Session {
     pub(super) fn forget_request(&mut self, req: u64) {
         if let Some(request) = self.requests.remove(req) {
             let owner = (self.worker.session, req);
-            self.service.core.lock().conversations.close(&request.conversation, owner);
+            self.service
+                .core
+                .lock()
+                .conversations
+                .close(&request.conversation, owner);
             self.service.changed.notify_waiters();
         }
     }
@@ -129,10 +142,15 @@ impl Session {
 
     /// The weights changed: nothing of the old ones is saved or restored any more.
     pub(super) async fn new_epoch(&mut self, message: &Epoch) -> Ended {
-        let Epoch { epoch, weights_digest } = *message;
+        let Epoch {
+            epoch,
+            weights_digest,
+        } = *message;
         self.epoch = epoch;
         let known = weights_digest != [0; 32];
-        self.model = self.worker.set_epoch(epoch, known.then_some(weights_digest));
+        self.model = self
+            .worker
+            .set_epoch(epoch, known.then_some(weights_digest));
         let (status, reason) = (Status::StaleEpoch, DeclineReason::StaleEpoch);
         self.drop_saves(None, status, reason).await?;
         self.revoke_all(RevokeReason::StaleEpoch).await
