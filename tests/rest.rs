@@ -358,11 +358,14 @@ fn check_open_metrics(text: &str) {
 
 #[test]
 fn tiers_and_workers_are_shown() {
-    let daemon = Daemon::start(&[("store.ram", "32 MiB".into())]);
+    let daemon = Daemon::start(&[
+        ("store.ram", "32 MiB".into()),
+        ("store.ram_headroom", "4 MiB".into()),
+    ]);
     let tiers = daemon.get("/v1/tiers").json();
     let tiers = tiers["tiers"].as_array().unwrap();
     let tier = |name: &str| tiers.iter().find(|tier| tier["tier"] == name).unwrap();
-    assert_eq!(tier("ram")["budget_bytes"], 32 << 20);
+    assert_eq!(tier("ram")["budget_bytes"], 28 << 20);
     assert_eq!(tier("disk")["budget_bytes"], 1 << 30);
     assert_eq!(tier("disk")["healthy"], true);
     assert_eq!(daemon.get("/v1/workers").json(), json!({ "workers": [] }));

@@ -3,7 +3,10 @@
 //! Exit codes: 0 done; 1 refused by the daemon, or failed; 2 wrong usage; 3 no daemon answers;
 //! 64 bad configuration.
 
+mod announce;
 mod client;
+mod demo;
+mod engine;
 mod lifeline;
 mod remote;
 mod serve;
@@ -41,6 +44,10 @@ ENGRAM_URL and ENGRAM_TOKEN say where the daemon is and who asks.";
 enum Command {
     /// Run the daemon.
     Serve(serve::Args),
+    /// Run the embedded engine: a small hybrid language model to try the daemon with.
+    Engine(engine::Args),
+    /// See it work: a conversation that survives the death of its engine and of the daemon.
+    Demo(demo::Args),
     /// List conversations, or the snapshots of one.
     Ls(remote::Ls),
     /// Show one snapshot.
@@ -55,13 +62,14 @@ enum Command {
 
 /// Runs what the command line asks for.
 pub fn main() -> ExitCode {
-    // A reader that left (`engram ls | head`) is no failure of ours to report.
     let Cli { lifeline, command } = Cli::parse();
     if lifeline {
         lifeline::hold();
     }
     match command {
         Command::Serve(args) => serve::run(args),
+        Command::Engine(args) => engine::run(args),
+        Command::Demo(args) => demo::run(args),
         Command::Ls(args) => remote::run(args),
         Command::Show(args) => remote::run(args),
         Command::Save(args) => remote::run(args),

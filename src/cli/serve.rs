@@ -1,9 +1,10 @@
 //! `engram serve`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::app::{App, Bound};
+use super::announce;
+use crate::app::{self, Bound};
 use crate::config::{Config, EXIT_CONFIG};
 
 /// Run the daemon.
@@ -47,24 +48,15 @@ pub fn run(args: Args) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     config.log.init();
-    let announce = |bound: &Bound| match &announce {
-        Some(path) => write_whole(path, bound),
+    let tell = |bound: &Bound| match &announce {
+        Some(path) => announce::write(path, bound),
         None => Ok(()),
     };
-    match App::run(config, announce) {
+    match app::run(config, tell) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error:#}");
             ExitCode::FAILURE
         }
     }
-}
-
-/// Readers never see half of the file.
-fn write_whole(path: &Path, bound: &Bound) -> anyhow::Result<()> {
-    let mut draft = path.as_os_str().to_owned();
-    draft.push(".draft");
-    std::fs::write(&draft, serde_json::to_vec(bound)?)?;
-    std::fs::rename(&draft, path)?;
-    Ok(())
 }
