@@ -33,7 +33,10 @@ fn conversation(number: usize) -> Vec<u32> {
 
 #[test]
 fn restored_bytes_are_those_of_the_conversation_in_any_order_and_at_once() {
-    let knobs: Vec<_> = SMALL_RAM.iter().map(|(key, value)| (*key, (*value).into())).collect();
+    let knobs: Vec<_> = SMALL_RAM
+        .iter()
+        .map(|(key, value)| (*key, (*value).into()))
+        .collect();
     let daemon = Daemon::start(&knobs);
     let model = Model::large();
     let mut worker = Worker::attach_as(&daemon, &model);
@@ -45,7 +48,10 @@ fn restored_bytes_are_those_of_the_conversation_in_any_order_and_at_once() {
         for client in 0..4 {
             let (daemon, model) = (&daemon, &model);
             scope.spawn(move || {
-                let model = Model { instance: [client; 16], ..model.clone() };
+                let model = Model {
+                    instance: [client; 16],
+                    ..model.clone()
+                };
                 let mut worker = Worker::attach_as(daemon, &model);
                 for number in shuffled(client.into(), CONVERSATIONS) {
                     let got = worker.restore(&conversation(number));
@@ -56,7 +62,10 @@ fn restored_bytes_are_those_of_the_conversation_in_any_order_and_at_once() {
         }
     });
     let hits = daemon.metric(r#"engram_lookup_hits_total{tier="disk"}"#);
-    assert!(hits > CONVERSATIONS as f64, "only {hits} of 256 restores came from disk");
+    assert!(
+        hits > CONVERSATIONS as f64,
+        "only {hits} of 256 restores came from disk"
+    );
     assert!(daemon.metric(r#"engram_evicted_objects_total{tier="ram"}"#) > 0.0);
     assert_eq!(daemon.metric("engram_evicted_snapshots_total"), 0.0);
     let restored = daemon.metric("engram_restored_tokens_total");

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use engram::device::Doorbell;
 use engram::device::shm::SharedMap;
+use engram::proto::channel::WorkerEnd;
 use engram::proto::channel::layout::{self, CloseReason, DeclineReason, Finish, Outcome, Piece};
 use engram::proto::channel::layout::{RequestFlags, Status, Tier};
 use engram::proto::channel::msg::*;
-use engram::proto::channel::WorkerEnd;
 use engram::proto::handshake::{self, HandshakeError, self_test_byte};
 use engram::proto::{PROTOCOL, v1};
 use uuid::Uuid;
@@ -251,10 +251,7 @@ impl Model {
         for place in 0..4_u64 {
             for token in used.clone() {
                 let index = place as usize * part.len() + (token - part.start) as usize;
-                noise(
-                    digests[token as usize].wrapping_add(place << 56),
-                    &mut row,
-                );
+                noise(digests[token as usize].wrapping_add(place << 56), &mut row);
                 let got = &got[index * size..][..size];
                 assert!(got == row, "foreign KV of token {token} in {part:?}");
             }
@@ -339,8 +336,14 @@ impl Worker {
     ) -> Worker {
         let mut answer = vec![0; layout::HANDSHAKE_SELF_TEST_BYTES as usize];
         ring.read(0, &mut answer).unwrap();
-        let turned = answer.iter().zip(0..).all(|(byte, i)| !byte == self_test_byte(i));
-        assert!(turned, "the daemon did not prove that it can write the ring");
+        let turned = answer
+            .iter()
+            .zip(0..)
+            .all(|(byte, i)| !byte == self_test_byte(i));
+        assert!(
+            turned,
+            "the daemon did not prove that it can write the ring"
+        );
         let channel = SharedMap::open(passed.channel, passed.channel_bytes).unwrap();
         let channel = Arc::new(channel);
         Worker {
@@ -399,7 +402,10 @@ impl Worker {
                 return found;
             }
             let names: Vec<_> = self.inbox.iter().map(|it| it.name()).collect();
-            assert!(Instant::now() < deadline, "nothing came; waiting: {names:?}");
+            assert!(
+                Instant::now() < deadline,
+                "nothing came; waiting: {names:?}"
+            );
             assert_eq!(self.end.link.peer_closed(), None, "waiting: {names:?}");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -667,11 +673,19 @@ impl Worker {
         let parts = ranges(&hit.parts);
         let tokens = &tokens[..hit.boundary as usize];
         let mut next = hit.kv_from;
-        for ((part, index), after) in parts.iter().zip(0..).zip(parts.iter().skip(1).chain([&(0..0)])) {
+        for ((part, index), after) in parts
+            .iter()
+            .zip(0..)
+            .zip(parts.iter().skip(1).chain([&(0..0)]))
+        {
             let bytes = part.len() as u64 * model.row_bytes();
             let got = self.fill(hit.lease, Piece::Kv, index, bytes)?;
             // A piece counts up to where the next one begins.
-            let end = if after.is_empty() { hit.boundary } else { after.start };
+            let end = if after.is_empty() {
+                hit.boundary
+            } else {
+                after.start
+            };
             let used = next.max(part.start)..end.min(part.end);
             model.check_kv(tokens, part, &used, &got);
             next = used.end;
