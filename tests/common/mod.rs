@@ -6,8 +6,10 @@
 #![expect(dead_code, reason = "each test uses a part of this")]
 
 pub mod daemon;
+pub mod disk;
 pub mod http;
 pub mod process;
+pub mod scene;
 pub mod worker;
 
 use std::time::{Duration, Instant};
