@@ -52,7 +52,7 @@ const BATCH: usize = 256;
 /// The longest sleep: a doorbell that got lost costs at most this. Also the rhythm of beats.
 const NAP: Duration = Duration::from_millis(5);
 
-/// How long the ending session waits for drains under way when the service shuts down.
+/// How long the ending session waits for drains under way when the service shuts down or the worker is gone.
 const LAST_DRAINS: Duration = Duration::from_secs(2);
 
 /// Something that ended elsewhere.
@@ -303,15 +303,21 @@ impl Session {
         service.hold.pause(point, || end.link.beat()).await;
     }
 
-    /// Takes leases back and, if there is time, lets drains under way come to their end.
+    /// Lets what was begun come to its end, as far as there is time: a worker that is gone still has said what it
+    /// said, and its ring is still there.
     async fn shut(&mut self, reason: CloseReason) -> Ended {
-        if reason != CloseReason::Shutdown {
+        let gone = matches!(reason, CloseReason::SilentPeer | CloseReason::Detached);
+        if !gone && reason != CloseReason::Shutdown {
             return Ok(());
         }
         self.closing = true;
-        self.revoke_all(RevokeReason::Shutdown).await?;
         let wait = LAST_DRAINS.min(self.service.config.drain_timeout);
         let deadline = tokio::time::Instant::now() + wait;
+        if gone {
+            while self.read().await? && tokio::time::Instant::now() < deadline {}
+        } else {
+            self.revoke_all(RevokeReason::Shutdown).await?;
+        }
         while !self.copies.is_idle() {
             match tokio::time::timeout_at(deadline, self.events.recv()).await {
                 Ok(Some(event)) => self.happened(event).await?,
