@@ -11,6 +11,7 @@ use engram::proto::channel::layout::{
     AbortReason, CloseReason, DeclineReason, Miss, Outcome, Piece, Status,
 };
 use engram::proto::channel::msg::*;
+use serde_json::json;
 
 const KV: Piece = Piece::Kv;
 const STATE: Piece = Piece::State;
@@ -111,7 +112,7 @@ fn offers_of_what_cannot_be_are_declined() {
     liar.finish(good, 600);
     liar.heard_all();
     liar.die();
-    let whole = serde_json::json!({ "conversation_id": "good", "whole": true });
+    let whole = json!({ "conversation_id": "good", "whole": true });
     let answer = scene.daemon.post("/delete_snapshot", &whole);
     assert_eq!(answer.status, 200, "{}", answer.text());
     scene.all_came_back();
@@ -248,6 +249,55 @@ fn a_worker_that_dies_in_the_middle_takes_nothing_along() {
 }
 
 #[test]
+fn what_a_worker_said_before_it_died_counts() {
+    let mut scene = Scene::new(&[]);
+    for i in 0..20 {
+        let mut worker = scene.liar();
+        let tokens = prompt(i + 2, 1500);
+        let name = format!("c{i}");
+        let req = worker.open(&name, &tokens);
+        let save = worker.offer(req, 1500);
+        let parts = worker.answer(save).unwrap();
+        let state = worker.model.state(&tokens);
+        let kv = parts
+            .iter()
+            .map(|part| (KV, worker.model.kv(&tokens, part)));
+        let pieces: Vec<_> = kv.chain([(STATE, state)]).collect();
+        for ((piece, bytes), index) in pieces.iter().zip(0..) {
+            let ring_offset = worker.place(bytes.len() as u64);
+            worker.ring.write(ring_offset, bytes).unwrap();
+            let (piece, bytes) = (*piece, bytes.len() as u64);
+            let index = if piece == KV { index } else { 0 };
+            worker
+                .end
+                .tx
+                .push(
+                    &Drain {
+                        save,
+                        piece,
+                        index,
+                        ring_offset,
+                        bytes,
+                    }
+                    .into(),
+                )
+                .unwrap();
+        }
+        worker.finish(req, tokens.len());
+        worker.die();
+        scene.wait_for_level("engram_sessions", 1.0);
+        let named = json!({ "conversation_id": name });
+        let found = scene.daemon.post("/list_snapshots", &named).json();
+        assert_eq!(found["snapshots"][0]["boundary"], 1500, "{name}: {found}");
+        assert_eq!(
+            scene.honest.restore(&tokens).unwrap().boundary,
+            1500,
+            "{name}"
+        );
+    }
+}
+
+#[test]
 fn an_earlier_session_of_the_same_rank_is_cut_off() {
     let mut scene = Scene::new(&[]);
     let mut old = scene.liar();
@@ -320,7 +370,7 @@ fn a_ring_that_changes_while_it_is_read_hurts_only_its_own_data() {
     liar.finish(req, 1500);
     liar.heard_all();
     scene.honest_is_served();
-    let whole = serde_json::json!({ "conversation_id": "liar", "whole": true });
+    let whole = json!({ "conversation_id": "liar", "whole": true });
     assert_eq!(scene.daemon.post("/delete_snapshot", &whole).status, 200);
     liar.die();
     scene.all_came_back();
