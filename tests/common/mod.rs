@@ -6,6 +6,7 @@
 #![expect(dead_code, reason = "each test uses a part of this")]
 
 pub mod daemon;
+pub mod engine;
 pub mod http;
 pub mod process;
 
