@@ -480,7 +480,7 @@ fn can_direct(dir: &DataDir) -> bool {
         return false;
     };
     dir.root.set_direct(&temp.file, true);
-    let works = dir.root.write_map(&temp, 0, &map, 0, map.len()).is_ok();
+    let works = map.pwrite_all(&temp.file, 0, 0, map.len()).is_ok();
     dir.root.discard(&temp.rel);
     works
 }

@@ -242,6 +242,19 @@ impl Root {
 
     /// A fresh file beside `target`, in a folder that is made if missing.
     pub(crate) fn create_temp(&self, target: &Rel) -> Result<Temp, StoreError> {
+        match self.try_create_temp(target) {
+            Err(error) if error.is_missing() => {
+                // Somebody removed a folder that was there.
+                let mut durable = self.durable.lock();
+                durable.retain(|rel| rel.is_root());
+                drop(durable);
+                self.try_create_temp(target)
+            }
+            result => result,
+        }
+    }
+
+    fn try_create_temp(&self, target: &Rel) -> Result<Temp, StoreError> {
         self.writable()?;
         let folder = target.parent();
         self.make_folders(&folder)?;

@@ -55,7 +55,11 @@ impl DiskTier {
                     self.dir.counters().swept();
                     self.dir.root.discard(&folder);
                 }
-                Kind::Folder | Kind::File => self.dir.strange(&folder),
+                Kind::Folder => self.dir.strange(&folder),
+                Kind::File => {
+                    self.dir.ledger.add(on_disk(entry.len));
+                    self.dir.strange(&folder);
+                }
             }
         }
         Ok(())
