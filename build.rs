@@ -1,7 +1,7 @@
 //! Makes Rust code from the two descriptions of the protocol: `engram.proto` (gRPC, compiled without
 //! protoc) and `channel.toml` (the shared-memory channel).
 
-#[path = "build/channel.rs"]
+#[path = "build/channel/mod.rs"]
 mod channel;
 
 use std::error::Error;

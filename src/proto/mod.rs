@@ -2,6 +2,7 @@
 //! shared-memory channel for everything else, and the socket that passes descriptors.
 
 pub mod channel;
+pub mod handshake;
 
 /// Messages and services of `engram.proto`.
 #[expect(
