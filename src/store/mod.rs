@@ -39,7 +39,6 @@ mod object;
 mod ram;
 mod refs;
 mod sealed_json;
-mod shape;
 mod tier;
 mod token_log;
 
@@ -59,7 +58,6 @@ pub use manifest::{KvRef, Manifest, ObjectRef};
 pub use object::{Encoding, MAX_SHARD_BYTES, MAX_SHARDS, Object, ObjectMeta, Piece};
 pub use ram::RamTier;
 pub use refs::{ConversationKey, ConversationRef, TurnRef};
-pub use shape::{Dtype, MAX_OBJECT_TOKENS, MAX_PIECE_BYTES, ObjectShape, TensorShape, UniformKv};
 pub use tier::{Stored, Tier, Usage};
 pub use token_log::TokenLog;
 

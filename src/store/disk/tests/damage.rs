@@ -8,7 +8,7 @@ use crate::store::{ErrorKind, Reason};
 fn harmed(start: &Start, bed: &Bed, harm: &dyn Fn(&Path)) -> StoreError {
     let seed = 7;
     let id = sample::id(seed);
-    let object = sample::kv(&start.store.arena, &sample::shape(), 0, 1500, seed);
+    let object = sample::kv(&start.store.arena, &sample::geometry(), 0, 1500, seed);
     start.put(&object);
     drop(object);
     let used = start.store.arena.used();
@@ -53,7 +53,7 @@ fn bed_with_neighbour() -> (Bed, Start) {
     let start = bed.start();
     start.put(&sample::kv(
         &start.store.arena,
-        &sample::shape(),
+        &sample::geometry(),
         0,
         1500,
         1,
@@ -158,7 +158,7 @@ fn a_shard_of_another_save_is_a_mismatch() {
     let other = Bed::new();
     let stranger = other.start();
     let meta = sample::meta(
-        &sample::shape(),
+        &sample::geometry(),
         crate::types::ObjectKind::Kv,
         crate::types::TokenRange {
             start: 0,
@@ -203,7 +203,7 @@ fn after_quarantine_the_object_can_be_stored_again() {
     harmed(&start, &bed, &|path| flip(path, 5000));
     start.put(&sample::kv(
         &start.store.arena,
-        &sample::shape(),
+        &sample::geometry(),
         0,
         1500,
         7,
@@ -228,17 +228,17 @@ fn large_objects_are_verified_by_several_threads() {
     let store = config.build(Arc::new(ManualClock::new(Millis(1)))).unwrap();
     let start = scan(store).unwrap();
     // Pieces that no chunk boundary meets: 3 blocks of 1024 rows of 5000 bytes.
-    let shape = sample::shape_of(20_000_004, 5000);
+    let geometry = sample::geometry_of(20_000_004, 5000);
     let register = |_: &()| {
         let known = start
             .disk()
-            .register_model(sample::MODEL, &shape, BTreeMap::new());
+            .register_model(sample::MODEL, &geometry, BTreeMap::new());
         known.unwrap();
     };
     register(&());
     for (seed, object) in [
-        (1, sample::kv(&start.store.arena, &shape, 0, 2500, 1)),
-        (2, sample::state(&start.store.arena, &shape, 2500, 2)),
+        (1, sample::kv(&start.store.arena, &geometry, 0, 2500, 1)),
+        (2, sample::state(&start.store.arena, &geometry, 2500, 2)),
     ] {
         start.put(&object);
         drop(object);
@@ -259,7 +259,7 @@ fn quarantine_is_bounded() {
     let start = bed.start();
     start.put(&sample::kv(
         &start.store.arena,
-        &sample::shape(),
+        &sample::geometry(),
         0,
         1500,
         1,
@@ -274,7 +274,7 @@ fn quarantine_is_bounded() {
 }
 
 fn harmed_quietly(start: &Start, bed: &Bed) {
-    let object = sample::kv(&start.store.arena, &sample::shape(), 0, 1500, 7);
+    let object = sample::kv(&start.store.arena, &sample::geometry(), 0, 1500, 7);
     start.put(&object);
     flip(&bed.object(&sample::id(7), 0), 5000);
     start

@@ -179,7 +179,7 @@ fn failing(op: Op, nth: u64, fault: Fault) -> (Bed, Faults, Start, StoreError) {
     register(&start.store).unwrap();
     start.snapshot(1);
     faults.arm(op, nth, fault);
-    let object = sample::kv(&start.store.arena, &sample::shape(), 0, 1024, 7);
+    let object = sample::kv(&start.store.arena, &sample::geometry(), 0, 1024, 7);
     let error = start.disk().put(&object).unwrap_err();
     assert_eq!(faults.thrown(), 1);
     assert!(!start.disk().contains(&sample::id(7)));
@@ -203,7 +203,7 @@ fn a_full_disk_is_typed_and_leaves_nothing() {
         // Room again.
         start.put(&sample::kv(
             &start.store.arena,
-            &sample::shape(),
+            &sample::geometry(),
             0,
             1024,
             7,
@@ -234,7 +234,7 @@ fn a_failed_fsync_ends_all_writing() {
             "{error}"
         );
         assert!(start.disk().poisoned().is_some());
-        let object = sample::kv(&start.store.arena, &sample::shape(), 0, 10, 8);
+        let object = sample::kv(&start.store.arena, &sample::geometry(), 0, 10, 8);
         let refused = start.disk().put(&object).unwrap_err();
         assert!(matches!(refused, StoreError::Poisoned { .. }), "{refused}");
         assert_eq!(refused.kind(), ErrorKind::Unavailable);

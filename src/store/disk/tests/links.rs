@@ -78,7 +78,7 @@ fn a_linked_object_is_corrupt() {
         symlink(outside.file(), bed.object(&sample::id(2), 0)).unwrap();
         start.put(&sample::kv(
             &start.store.arena,
-            &sample::shape(),
+            &sample::geometry(),
             0,
             1024,
             2,
@@ -114,7 +114,7 @@ fn links_found_at_the_start_go_aside() {
         // The folder is usable again.
         again.put(&sample::kv(
             &again.store.arena,
-            &sample::shape(),
+            &sample::geometry(),
             0,
             1024,
             32,
@@ -163,7 +163,7 @@ fn a_folder_linked_while_running_is_an_error() {
         let folder = bed.object(&id, 0).parent().unwrap().to_owned();
         fs::create_dir_all(folder.parent().unwrap()).unwrap();
         symlink(outside.folder.path(), &folder).unwrap();
-        let object = sample::kv(&start.store.arena, &sample::shape(), 0, 9, 50);
+        let object = sample::kv(&start.store.arena, &sample::geometry(), 0, 9, 50);
         let error = start.disk().put(&object).unwrap_err();
         assert!(matches!(error, StoreError::UnsafePath { .. }), "{error}");
         assert_eq!(error.kind(), ErrorKind::Internal);

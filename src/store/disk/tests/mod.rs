@@ -153,16 +153,16 @@ fn scan(store: Store) -> Result<Start, StoreError> {
 
 fn register(store: &Store) -> Result<(), StoreError> {
     let description = BTreeMap::from([("name".into(), "sample".into())]);
-    disk(store).register_model(sample::MODEL, &sample::shape(), description)?;
+    disk(store).register_model(sample::MODEL, &sample::geometry(), description)?;
     Ok(())
 }
 
 fn snapshot_objects(store: &Store, seed: u64) -> [Object; 3] {
-    let shape = sample::shape();
+    let geometry = sample::geometry();
     [
-        sample::state(&store.arena, &shape, 1500, seed),
-        sample::kv(&store.arena, &shape, 0, 1024, seed + 1),
-        sample::kv(&store.arena, &shape, 1024, 1500, seed + 2),
+        sample::state(&store.arena, &geometry, 1500, seed),
+        sample::kv(&store.arena, &geometry, 0, 1024, seed + 1),
+        sample::kv(&store.arena, &geometry, 1024, 1500, seed + 2),
     ]
 }
 

@@ -82,7 +82,13 @@ fn temporary_files_and_orphans_go_and_strangers_stay() {
     let first = bed.start();
     let manifest = first.snapshot(1);
     // Written, but its manifest never was.
-    first.put(&sample::kv(&first.store.arena, &sample::shape(), 0, 700, 5));
+    first.put(&sample::kv(
+        &first.store.arena,
+        &sample::geometry(),
+        0,
+        700,
+        5,
+    ));
     let orphan = bed.object(&sample::id(5), 0);
     let orphan_len = fs::metadata(&orphan).unwrap().len();
     drop(first);
@@ -319,7 +325,7 @@ fn models_are_registered_once() {
     let bed = Bed::new();
     let start = bed.start();
     register(&start.store).unwrap();
-    let other = sample::shape_of(8, 8);
+    let other = sample::geometry_of(8, 8);
     let conflict = start
         .disk()
         .register_model(sample::MODEL, &other, BTreeMap::new());
@@ -327,8 +333,8 @@ fn models_are_registered_once() {
     drop(start);
     let again = scan(bed.open().unwrap()).unwrap();
     assert_eq!(
-        *again.disk().shape(&sample::MODEL).unwrap(),
-        sample::shape()
+        *again.disk().geometry(&sample::MODEL).unwrap(),
+        sample::geometry()
     );
     let conflict = again
         .disk()
@@ -483,7 +489,7 @@ fn the_directory_never_outgrows_its_budget() {
     let budget = start.disk().usage().budget;
     let mut last = None;
     for seed in 0..1000u64 {
-        let object = sample::kv(&start.store.arena, &sample::shape(), 0, 1000, seed);
+        let object = sample::kv(&start.store.arena, &sample::geometry(), 0, 1000, seed);
         let put = start.disk().put(&object);
         let on_disk = du(&bed.dir());
         assert!(on_disk <= budget + 3 * 4096, "{on_disk}");
@@ -500,7 +506,7 @@ fn the_directory_never_outgrows_its_budget() {
     assert_eq!(again.disk().usage().bytes, du(&bed.dir()));
     again.put(&sample::kv(
         &again.store.arena,
-        &sample::shape(),
+        &sample::geometry(),
         0,
         1000,
         1,
