@@ -55,7 +55,9 @@ pub use disk::{DiskTier, Registered, conversations::Refs, manifests::Manifests};
 pub use error::{ErrorKind, StoreError};
 pub use facade::Store;
 pub use manifest::{KvRef, Manifest, ObjectRef};
-pub use object::{Encoding, MAX_SHARD_BYTES, MAX_SHARDS, Object, ObjectMeta, Piece};
+pub use object::{
+    Encoding, MAX_OBJECT_TOKENS, MAX_SHARD_BYTES, MAX_SHARDS, Object, ObjectMeta, Piece, pieces,
+};
 pub use ram::RamTier;
 pub use refs::{ConversationKey, ConversationRef, TurnRef};
 pub use tier::{Stored, Tier, Usage};

@@ -270,6 +270,7 @@ impl DiskTier {
             root.sync_file(&temp)?;
             complete.push((temp.rel, target));
         }
+        let folder = root.open_folder(&layout::object_folder(&meta.fingerprint, &meta.id))?;
         for (temp, target) in complete {
             // Left by an earlier process, or by a write that failed.
             let old = match root.stat(&target)? {
@@ -280,7 +281,7 @@ impl DiskTier {
             self.dir.ledger.sub(old);
             named.push(target);
         }
-        root.sync_folder(&layout::object_folder(&meta.fingerprint, &meta.id))?;
+        root.sync_folder(&folder)?;
         Ok(bytes)
     }
 

@@ -18,6 +18,8 @@ use crate::{
 struct Done {
     /// Manifests whose put said Ok, with the seed of the objects.
     durable: Vec<(SnapshotId, u64)>,
+    /// Manifests whose put failed without poisoning the disk.
+    refused: BTreeSet<SnapshotId>,
     /// Manifests whose removal said Ok.
     removed: BTreeSet<SnapshotId>,
     /// Manifests whose removal was begun.
@@ -31,7 +33,12 @@ fn save(start: &Start, seed: u64, done: &mut Done) -> Result<SnapshotId, StoreEr
         start.disk().put(object)?;
     }
     let manifest = sample::manifest(&state, &[&a, &b]);
-    start.manifests().put(&manifest)?;
+    if let Err(error) = start.manifests().put(&manifest) {
+        if start.disk().poisoned().is_none() {
+            done.refused.insert(manifest.snapshot);
+        }
+        return Err(error);
+    }
     done.durable.push((manifest.snapshot, seed));
     Ok(manifest.snapshot)
 }
@@ -80,6 +87,7 @@ fn check(bed: &Bed, done: &Done, hidden_by_medium: bool) {
             "removed for good"
         );
     }
+    assert!(found.is_disjoint(&done.refused), "refused is not there");
     if !hidden_by_medium {
         assert!(start.bad.is_empty(), "{:?}", start.bad);
         let kept = done

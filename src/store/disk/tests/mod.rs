@@ -1,5 +1,6 @@
 //! The disk tier against damage, planted links, faults and restarts.
 
+mod conversations;
 mod damage;
 mod faults;
 mod links;
