@@ -285,4 +285,3 @@ pub enum IndexError {
     #[error("token log: {0}")]
     Log(#[from] io::Error),
 }
-

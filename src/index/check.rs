@@ -21,7 +21,8 @@ macro_rules! ensure {
 // === impl Index ===
 
 impl<T: Tokens> Index<T> {
-    /// Walks everything and compares; for tests, as it takes time and memory in proportion to the index.
+    /// Walks everything and compares; for tests, as it takes time and memory in proportion to the
+    /// index.
     ///
     /// # Errors
     ///
@@ -42,10 +43,7 @@ impl<T: Tokens> Index<T> {
                 node.is_root() && node.len == 0 && node.kv.is_empty() && node.snapshot.is_none(),
                 "the root of {key:?} is none"
             );
-            ensure!(
-                !node.first_child.is_none(),
-                "the tree of {key:?} is empty"
-            );
+            ensure!(!node.first_child.is_none(), "the tree of {key:?} is empty");
             self.check_below(*root, &mut seen)?;
         }
         ensure!(
@@ -134,7 +132,10 @@ impl<T: Tokens> Index<T> {
                 "snapshot {id} is not found by its id"
             );
             let node = &self.nodes[snapshot.node];
-            ensure!(node.snapshot == ix, "snapshot {id} does not stand at its node");
+            ensure!(
+                node.snapshot == ix,
+                "snapshot {id} does not stand at its node"
+            );
             let state = &self.objects[snapshot.state];
             ensure!(
                 state.kind == ObjectKind::State
@@ -192,8 +193,7 @@ impl<T: Tokens> Index<T> {
                 .filter(|node| self.nodes[*node].range().overlap(known).is_some())
                 .collect();
             ensure!(
-                chain.last() == Some(&object.node)
-                    && self.nodes[object.node].end() >= object.reach,
+                chain.last() == Some(&object.node) && self.nodes[object.node].end() >= object.reach,
                 "object {id} ends at another node"
             );
             chain.sort_unstable();

@@ -63,7 +63,9 @@ impl Object {
         }
         match self.kind {
             ObjectKind::State => Class::LastState,
-            ObjectKind::Kv if facts.ordinary > 0 && !configured.below(tier).is_empty() => Class::LastKv,
+            ObjectKind::Kv if facts.ordinary > 0 && !configured.below(tier).is_empty() => {
+                Class::LastKv
+            }
             ObjectKind::Kv => Class::Kept,
         }
     }
@@ -213,7 +215,10 @@ impl Objects {
             }
             let set = self.shelves[tier].set(class);
             if set.is_some_and(|set| !set.contains(&object.place(ix))) {
-                return Err(format!("object {} is not on its shelf in {tier}", object.id));
+                return Err(format!(
+                    "object {} is not on its shelf in {tier}",
+                    object.id
+                ));
             }
         }
         Ok(())
@@ -231,7 +236,12 @@ impl Objects {
                 .filter(|(_, o)| o.classes[tier] != Class::Kept)
                 .count();
             let sets = [&shelf.orphans, &shelf.spare, &shelf.states, &shelf.kv];
-            if sets.into_iter().map(std::collections::BTreeSet::len).sum::<usize>() != placed {
+            if sets
+                .into_iter()
+                .map(std::collections::BTreeSet::len)
+                .sum::<usize>()
+                != placed
+            {
                 return Err(format!("the shelf of {tier} holds what is not there"));
             }
             let bytes = here().map(|(_, o)| o.bytes).sum::<u64>();

@@ -2,11 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{
-    Usage,
-    slab::ObjIx,
-    tier_set::PerTier,
-};
+use super::{Usage, slab::ObjIx, tier_set::PerTier};
 use crate::types::{Millis, ObjectKind, TierKind};
 
 /// What may become of an object's copy in one tier.

@@ -73,8 +73,7 @@ impl<I: Ix, T> Slab<I, T> {
     }
 
     pub(super) fn reserve(&mut self, more: usize) {
-        self.items
-            .reserve(more.saturating_sub(self.free.len()));
+        self.items.reserve(more.saturating_sub(self.free.len()));
     }
 
     pub(super) fn len(&self) -> usize {
@@ -125,8 +124,6 @@ impl<I: Ix, T> Index<I> for Slab<I, T> {
 impl<I: Ix, T> IndexMut<I> for Slab<I, T> {
     fn index_mut(&mut self, ix: I) -> &mut T {
         let place = self.items.get_mut(ix.raw() as usize);
-        place
-            .and_then(Option::as_mut)
-            .expect("names a live record")
+        place.and_then(Option::as_mut).expect("names a live record")
     }
 }

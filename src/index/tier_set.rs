@@ -146,7 +146,10 @@ mod tests {
         );
         assert!(all.below(TierKind::Remote).is_empty());
         assert!(TierSet::EMPTY.below(TierKind::Vram).is_empty());
-        assert_eq!(all.without(TierKind::Vram).iter().next(), Some(TierKind::Ram));
+        assert_eq!(
+            all.without(TierKind::Vram).iter().next(),
+            Some(TierKind::Ram)
+        );
         assert_eq!(format!("{:?}", all.below(TierKind::Disk)), r#"{"remote"}"#);
     }
 }

@@ -33,7 +33,11 @@ fn leaves_before_parents() {
     // Least recently used wins over deepest.
     let now = bed.tick();
     bed.index.touch(&ids[2], now);
-    let order: Vec<ObjectId> = bed.victims(Ram).into_iter().map(|(object, _)| object).collect();
+    let order: Vec<ObjectId> = bed
+        .victims(Ram)
+        .into_iter()
+        .map(|(object, _)| object)
+        .collect();
     assert_eq!(order[..3], [states[1], states[0], states[2]]);
 }
 
@@ -50,7 +54,10 @@ fn kv_without_live_state_goes_first() {
     assert_eq!(first[0].snapshot, None);
     bed.index.forget_object(&orphan).unwrap();
     bed.index.check().unwrap();
-    assert_eq!(bed.index.coverage(&key(1), &run(500, 100)), Coverage::default());
+    assert_eq!(
+        bed.index.coverage(&key(1), &run(500, 100)),
+        Coverage::default()
+    );
     assert_eq!(bed.victims(Ram)[0], (bed.state(old), Forget));
     let needed = last_kv(&bed, old);
     let refused = bed.index.forget_object(&needed);
@@ -62,7 +69,7 @@ fn copies_of_what_a_lower_tier_has_go_before_last_copies() {
     let mut bed = Bed::new(ram_and_disk());
     let unwritten = bed.save(&key(1), &run(0, 100));
     let written = bed.save(&key(1), &run(500, 100));
-    bed.to_disk(written);
+    bed.write_down(written);
     assert_eq!(
         bed.victims(Ram),
         [
@@ -74,13 +81,22 @@ fn copies_of_what_a_lower_tier_has_go_before_last_copies() {
     );
     assert_eq!(
         bed.victims(Disk),
-        [(bed.state(written), Forget), (last_kv(&bed, written), Forget)]
+        [
+            (bed.state(written), Forget),
+            (last_kv(&bed, written), Forget)
+        ]
     );
     // Superseded states are not written; their KV goes with them.
     bed.index.set_retain(&unwritten, Retain::Transient);
     bed.index.check().unwrap();
     let victims = bed.victims(Ram);
-    assert_eq!(victims[2..], [(bed.state(unwritten), Forget), (last_kv(&bed, unwritten), Forget)]);
+    assert_eq!(
+        victims[2..],
+        [
+            (bed.state(unwritten), Forget),
+            (last_kv(&bed, unwritten), Forget)
+        ]
+    );
 }
 
 #[test]
@@ -121,7 +137,7 @@ fn lease_protects() {
     let turns = run(0, 200);
     let parent = bed.save(&key(1), &turns[..100]);
     let child = bed.save(&key(1), &turns);
-    bed.to_disk(child);
+    bed.write_down(child);
     let lease = bed.index.lease(&child).unwrap();
     assert_eq!(lease.objects().count(), 3);
     assert_eq!(lease.snapshot(), child);
@@ -174,7 +190,7 @@ fn a_lease_outlives_the_loss_of_its_objects() {
 fn pins_protect() {
     let mut bed = Bed::new(ram_and_disk());
     let id = bed.save(&key(1), &run(0, 100));
-    bed.to_disk(id);
+    bed.write_down(id);
     let objects = [bed.state(id), last_kv(&bed, id)];
 
     // Names keep the last copy, wherever it is.
@@ -192,7 +208,10 @@ fn pins_protect() {
     bed.index.pin(&id, Pin::Until(Millis(50)));
     bed.index.pin(&id, Pin::Until(Millis(20)));
     bed.index.check().unwrap();
-    assert_eq!(bed.index.snapshot(&id).unwrap().pinned_until, Some(Millis(50)));
+    assert_eq!(
+        bed.index.snapshot(&id).unwrap().pinned_until,
+        Some(Millis(50))
+    );
     for tier in [Ram, Disk] {
         assert_eq!(bed.index.victims(tier, 1, Millis(49)), []);
     }
@@ -210,7 +229,7 @@ fn a_promise_keeps_the_last_copy_until_it_is_fulfilled() {
     let id = bed.save(&key(1), &run(0, 100));
     bed.index.set_retain(&id, Retain::Promised);
     assert_eq!(bed.victims(Ram), []);
-    bed.to_disk(id);
+    bed.write_down(id);
     assert_eq!(bed.victims(Ram).len(), 2);
     assert_eq!(bed.victims(Disk).len(), 2);
 }
@@ -236,7 +255,12 @@ fn quarantine_kills_exactly_the_dependants() {
     died.sort();
     assert_eq!(died, [ids[1], ids[2], branched]);
     assert_eq!(removed.objects.len(), 4);
-    assert!(states.iter().chain([&middle]).all(|object| removed.objects.contains(object)));
+    assert!(
+        states
+            .iter()
+            .chain([&middle])
+            .all(|object| removed.objects.contains(object))
+    );
     assert_eq!(bed.find(&key(1), &turns), Some((ids[0], 100)));
     assert_eq!(bed.find(&key(1), &branch), Some((ids[0], 100)));
     assert_eq!(bed.find(&key(1), &run(7000, 10)), Some((other, 10)));
@@ -276,7 +300,7 @@ fn a_loss_that_other_objects_make_good_kills_nothing() {
 fn tiers_are_counted_each_for_itself() {
     let mut bed = Bed::new(ram_and_disk());
     let id = bed.save(&key(1), &run(0, 100));
-    bed.to_disk(id);
+    bed.write_down(id);
     let usage = |objects, bytes| Usage { objects, bytes };
     assert_eq!(bed.index.usage(Ram), usage(2, 1100));
     assert_eq!(bed.index.usage(Disk), usage(2, 1100));
@@ -284,7 +308,10 @@ fn tiers_are_counted_each_for_itself() {
     bed.set_tiers(state, tiers(&[Disk]));
     assert_eq!(bed.index.usage(Ram), usage(1, 100));
     let info = bed.index.snapshot(&id).unwrap();
-    assert_eq!((info.state_tiers, info.kv_tiers), (tiers(&[Disk]), ram_and_disk()));
+    assert_eq!(
+        (info.state_tiers, info.kv_tiers),
+        (tiers(&[Disk]), ram_and_disk())
+    );
     bed.set_tiers(kv, tiers(&[Disk]));
     assert_eq!(bed.index.usage(Ram), usage(0, 0));
     assert_eq!(bed.find(&key(1), &run(0, 100)), Some((id, 100)));

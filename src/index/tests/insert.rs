@@ -29,7 +29,10 @@ fn a_repeated_insert_changes_nothing_but_copies() {
     assert_eq!(bed.index.stats(), stats);
     assert_eq!(bed.index.usage(TierKind::Ram), usage);
     assert_eq!(bed.index.log().len(), logged);
-    assert_eq!(bed.index.snapshot(&first).unwrap().state_tiers, ram_and_disk());
+    assert_eq!(
+        bed.index.snapshot(&first).unwrap().state_tiers,
+        ram_and_disk()
+    );
 }
 
 #[test]
@@ -69,16 +72,32 @@ fn contradictions_are_refused_and_change_nothing() {
         IndexError::BadObject { what, .. } => assert!(what.contains(text), "{what}"),
         other => panic!("{other}"),
     };
-    bad(refusal(bed, &longer, |new| new.state.range.end = 151), "at the boundary");
-    bad(refusal(bed, &longer, |new| new.state.kind = ObjectKind::Kv), "at the boundary");
-    bad(refusal(bed, &longer, |new| new.state.tiers = TierSet::EMPTY), "no copy");
-    bad(refusal(bed, &longer, |new| new.state.bytes = u64::MAX), "larger");
     bad(
-        refusal(bed, &longer, |new| new.new_objects[0].kind = ObjectKind::State),
+        refusal(bed, &longer, |new| new.state.range.end = 151),
+        "at the boundary",
+    );
+    bad(
+        refusal(bed, &longer, |new| new.state.kind = ObjectKind::Kv),
+        "at the boundary",
+    );
+    bad(
+        refusal(bed, &longer, |new| new.state.tiers = TierSet::EMPTY),
+        "no copy",
+    );
+    bad(
+        refusal(bed, &longer, |new| new.state.bytes = u64::MAX),
+        "larger",
+    );
+    bad(
+        refusal(bed, &longer, |new| {
+            new.new_objects[0].kind = ObjectKind::State
+        }),
         "no KV",
     );
     bad(
-        refusal(bed, &longer, |new| new.new_objects[0].range = TokenRange::at(150)),
+        refusal(bed, &longer, |new| {
+            new.new_objects[0].range = TokenRange::at(150)
+        }),
         "no KV",
     );
     bad(

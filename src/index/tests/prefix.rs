@@ -15,7 +15,11 @@ fn the_longest_prefix_is_found() {
     assert_eq!(bed.find(&key(1), &turns), Some((ids[2], 5000)));
     assert_eq!(bed.find(&key(1), &turns[..4999]), Some((ids[1], 2500)));
     let hit = bed.index.lookup(&key(1), &longer, u32::MAX).unwrap();
-    let ranges: Vec<_> = hit.kv.iter().map(|part| (part.range.start, part.range.end)).collect();
+    let ranges: Vec<_> = hit
+        .kv
+        .iter()
+        .map(|part| (part.range.start, part.range.end))
+        .collect();
     assert_eq!(ranges, [(0, 1000), (1000, 2500), (2500, 5000)]);
     assert_eq!(bed.index.hit(&ids[2]), Some(hit));
     let mut tokens = vec![42];
@@ -31,7 +35,11 @@ fn max_boundary_cuts() {
         .into_iter()
         .map(|boundary| bed.save(&key(1), &turns[..boundary]))
         .collect();
-    let find = |max| bed.index.lookup(&key(1), &turns, max).map(|hit| hit.snapshot);
+    let find = |max| {
+        bed.index
+            .lookup(&key(1), &turns, max)
+            .map(|hit| hit.snapshot)
+    };
     assert_eq!(find(300), Some(ids[2]));
     assert_eq!(find(299), Some(ids[1]));
     assert_eq!(find(200), Some(ids[1]));
@@ -54,7 +62,10 @@ fn empty_and_short_prompts_find_nothing() {
     assert_eq!(bed.index.has_snapshot(&key(1), &run(0, 99), 0), None);
     assert_eq!(bed.index.kv_refs(&key(1), &[], 10), []);
     let coverage = bed.index.coverage(&key(1), &run(0, 99));
-    assert_eq!((coverage.matched, coverage.kv, coverage.deepest), (99, 99, None));
+    assert_eq!(
+        (coverage.matched, coverage.kv, coverage.deepest),
+        (99, 99, None)
+    );
 }
 
 #[test]
@@ -88,13 +99,38 @@ fn split_shares_payload() {
     let first = bed.save(&key(1), &a);
     let logged = bed.index.log().len();
     let second = bed.save(&key(1), &b);
-    assert_eq!(bed.index.log().len(), logged + 700, "a shared prefix is logged once");
-    let (first, second) = (bed.index.hit(&first).unwrap(), bed.index.hit(&second).unwrap());
+    assert_eq!(
+        bed.index.log().len(),
+        logged + 700,
+        "a shared prefix is logged once"
+    );
+    let (first, second) = (
+        bed.index.hit(&first).unwrap(),
+        bed.index.hit(&second).unwrap(),
+    );
     assert_eq!(first.kv.len(), 1);
     assert_eq!(second.kv[0].object, first.kv[0].object);
-    assert_eq!(second.kv[0].range, TokenRange { start: 0, end: 1500 });
-    assert_eq!(second.kv[0].object_range, TokenRange { start: 0, end: 2000 });
-    assert_eq!(second.kv[1].object_range, TokenRange { start: 1500, end: 2200 });
+    assert_eq!(
+        second.kv[0].range,
+        TokenRange {
+            start: 0,
+            end: 1500
+        }
+    );
+    assert_eq!(
+        second.kv[0].object_range,
+        TokenRange {
+            start: 0,
+            end: 2000
+        }
+    );
+    assert_eq!(
+        second.kv[1].object_range,
+        TokenRange {
+            start: 1500,
+            end: 2200
+        }
+    );
     assert_eq!(bed.index.usage(TierKind::Ram).bytes, 2000 + 700 + 2 * 1000);
 }
 
@@ -107,7 +143,15 @@ fn a_branch_uses_a_part_of_an_object_after_its_maker_is_gone() {
     let second = bed.save(&key(1), &b);
     let removed = bed.index.remove_snapshot(&first);
     bed.index.check().unwrap();
-    assert_eq!(removed.objects, [address(&key(1), &a, TokenRange::at(2000), ObjectKind::State)]);
+    assert_eq!(
+        removed.objects,
+        [address(
+            &key(1),
+            &a,
+            TokenRange::at(2000),
+            ObjectKind::State
+        )]
+    );
     assert_eq!(bed.find(&key(1), &a), None);
     assert_eq!(bed.find(&key(1), &b), Some((second, 1510)));
     assert_eq!(bed.index.coverage(&key(1), &a).kv, 2000);
@@ -193,9 +237,7 @@ fn tokens_are_compared_beyond_the_hashed_head() {
 fn wide_nodes_keep_their_children_apart() {
     let mut bed = Bed::new(ram());
     let system = run(0, 100);
-    let prompts: Vec<Vec<TokenId>> = (0..500)
-        .map(|n| join(&system, &[1000 + n, 5, 6]))
-        .collect();
+    let prompts: Vec<Vec<TokenId>> = (0..500).map(|n| join(&system, &[1000 + n, 5, 6])).collect();
     let mut ids = Vec::new();
     for prompt in &prompts {
         let new = bed.new_snapshot(&key(1), prompt);
