@@ -18,6 +18,9 @@
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used, clippy::indexing_slicing)]
 
+pub mod device;
 pub mod index;
+pub mod pool;
+pub mod proto;
 pub mod types;
 pub mod util;

@@ -16,7 +16,7 @@ struct Layer {
 }
 
 /// What every layer may use.
-const EVERYONE: [&str; 2] = ["util", "telemetry"];
+const EVERYONE: [&str; 3] = ["types", "util", "telemetry"];
 
 /// The chain: each may use those to its left, as far as [`HIDDEN`] lets it.
 const CHAIN: [&str; 8] = [
@@ -36,98 +36,37 @@ const HIDDEN: [(&str, &str); 6] = [
     ("rest", "grpc"),
 ];
 
+#[rustfmt::skip] // One layer a line.
 const LAYERS: &[Layer] = &[
-    Layer {
-        name: "util",
-        uses: &[],
-        never_names: &[],
-    },
-    Layer {
-        name: "telemetry",
-        uses: &[],
-        never_names: &[],
-    },
-    Layer {
-        name: "device",
-        uses: &[],
-        never_names: &[],
-    },
-    Layer {
-        name: "proto",
-        uses: &["device::shm"],
-        never_names: &["cudarc"],
-    },
-    Layer {
-        name: "pool",
-        uses: &[],
-        never_names: IMPURE,
-    },
-    Layer {
-        name: "store",
-        uses: &[],
-        never_names: &["cudarc"],
-    },
-    Layer {
-        name: "index",
-        uses: &[],
-        never_names: IMPURE,
-    },
-    Layer {
-        name: "service",
-        uses: &[],
-        never_names: &["cudarc"],
-    },
-    Layer {
-        name: "grpc",
-        uses: &[],
-        never_names: &["cudarc", "std::fs"],
-    },
-    Layer {
-        name: "rest",
-        uses: &[],
-        never_names: &["cudarc", "std::fs"],
-    },
+    Layer { name: "types", uses: &[], never_names: IMPURE },
+    Layer { name: "util", uses: &[], never_names: &["cudarc"] },
+    Layer { name: "telemetry", uses: &[], never_names: &["cudarc"] },
+    Layer { name: "device", uses: &[], never_names: &[] },
+    Layer { name: "proto", uses: &["device::shm", "device::fds"], never_names: &["cudarc"] },
+    Layer { name: "pool", uses: &[], never_names: IMPURE },
+    Layer { name: "store", uses: &[], never_names: &["cudarc"] },
+    Layer { name: "index", uses: &[], never_names: IMPURE },
+    Layer { name: "service", uses: &[], never_names: &["cudarc"] },
+    Layer { name: "grpc", uses: &[], never_names: &["cudarc", "std::fs"] },
+    Layer { name: "rest", uses: &[], never_names: &["cudarc"] },
     // The worker in its own process: of the daemon it knows the protocol alone.
-    Layer {
-        name: "engine",
-        uses: &["proto", "device::shm"],
-        never_names: &["cudarc"],
-    },
+    Layer { name: "engine", uses: &["proto", "device::shm"], never_names: &["cudarc"] },
     // Of each module it may name the `Config`, see `leads_to_config`.
-    Layer {
-        name: "config",
-        uses: &[],
-        never_names: &["cudarc"],
-    },
-    Layer {
-        name: "app",
-        uses: APP,
-        never_names: &["cudarc"],
-    },
-    Layer {
-        name: "demo",
-        uses: &["config", "engine", "proto"],
-        never_names: &["cudarc"],
-    },
-    Layer {
-        name: "cli",
-        uses: CLI,
-        never_names: &["cudarc"],
-    },
+    Layer { name: "config", uses: &[], never_names: &["cudarc"] },
+    Layer { name: "app", uses: APP, never_names: &["cudarc"] },
+    Layer { name: "cli", uses: CLI, never_names: &["cudarc"] },
     // `src/main.rs`: a crate of its own, that only starts what the library holds.
-    Layer {
-        name: "main",
-        uses: &["app", "cli"],
-        never_names: &["cudarc"],
-    },
+    Layer { name: "main", uses: &["app", "cli"], never_names: &["cudarc"] },
 ];
 
+#[rustfmt::skip]
 const APP: &[&str] = &[
     "device", "proto", "pool", "store", "index", "service", "grpc", "rest", "engine", "config",
 ];
+#[rustfmt::skip]
 const CLI: &[&str] = &[
     "device", "proto", "pool", "store", "index", "service", "grpc", "rest", "engine", "config",
-    "app", "demo",
+    "app",
 ];
 
 /// A line that breaks a rule.
@@ -148,9 +87,10 @@ impl Layer {
         if module == self.name {
             return true;
         }
-        if EVERYONE.contains(&module) {
-            // The two stand in a row of their own: telemetry uses util, util uses nothing.
-            return self.name != "util";
+        if let Some(target) = EVERYONE.iter().position(|name| *name == module) {
+            // These stand in a row of their own, each seeing those before it.
+            let own = EVERYONE.iter().position(|name| *name == self.name);
+            return own.is_none_or(|own| target < own);
         }
         if self.uses.iter().any(below) {
             return true;
@@ -170,11 +110,11 @@ fn depth(path: &str) -> usize {
     path.split("::").count()
 }
 
-/// `store::Config`, `store::disk::DiskConfig`, `store::config::…`
+/// `store::Config`, `store::disk::DiskConfig`, `store::config::…`; or `store` alone, to write
+/// `store::Config` where it is used.
 fn leads_to_config(target: &[String]) -> bool {
-    target
-        .iter()
-        .any(|segment| segment == "config" || segment.ends_with("Config"))
+    let is_config = |segment: &String| segment == "config" || segment.ends_with("Config");
+    target.len() == 1 || target.iter().any(is_config)
 }
 
 /// The module that the file at `path` (from `src/`, `/` between its parts) holds; `None` for a
