@@ -19,9 +19,11 @@
 #![deny(clippy::unwrap_used, clippy::indexing_slicing)]
 
 pub mod device;
+pub mod grpc;
 pub mod index;
 pub mod pool;
 pub mod proto;
+pub mod service;
 pub mod store;
 pub mod types;
 pub mod util;

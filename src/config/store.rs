@@ -1,0 +1,282 @@
+//! Section `[store]`: budgets of the tiers. `"auto"` budgets are worked out at start from what the
+//! machine has, and are always bounded.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use bytesize::ByteSize;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Tiers and their budgets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Store {
+    /// RAM tier, in bytes; taken whole at start. `"auto"`: a quarter of the available memory, at
+    /// most 8 GiB. Default: `"auto"`.
+    pub ram: Budget,
+    /// Section `[store.disk]`.
+    pub disk: Disk,
+}
+
+/// The disk tier.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Disk {
+    /// Folder of the disk tier, absolute; made when missing. `""`: no disk tier, nothing survives
+    /// a restart. Default: `"/var/lib/engram"`.
+    pub path: PathBuf,
+    /// Bytes that the tier may use. `"auto"`: half of what is free at start, at most 100 GiB.
+    /// Default: `"auto"`.
+    pub budget: Budget,
+    /// Bytes of the file system that stay free whatever the budget says. `"auto"`: a twentieth of
+    /// the file system, at most 5 GiB. Default: `"auto"`.
+    pub min_free: Budget,
+}
+
+/// A size, or `"auto"`.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Budget {
+    /// Worked out at start.
+    Auto,
+    /// Exactly this.
+    Bytes(ByteSize),
+}
+
+/// Budgets in bytes, as they hold on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resolved {
+    /// Size of the RAM tier.
+    pub ram: u64,
+    /// The disk tier: folder, budget and floor of free bytes.
+    pub disk: Option<(PathBuf, u64, u64)>,
+}
+
+/// The smallest RAM tier that makes sense.
+const RAM_MIN: u64 = 16 << 20;
+/// The smallest disk tier that makes sense.
+const DISK_MIN: u64 = 16 << 20;
+
+// === impl Store ===
+
+impl Default for Store {
+    fn default() -> Self {
+        Store {
+            ram: Budget::Auto,
+            disk: Disk::default(),
+        }
+    }
+}
+
+impl Store {
+    /// Adds every problem of this section to `problems`.
+    pub fn validate(&self, problems: &mut Vec<String>) {
+        let Store {
+            ram,
+            disk:
+                Disk {
+                    path,
+                    budget,
+                    min_free: _,
+                },
+        } = self;
+        if let Budget::Bytes(size) = ram
+            && !(RAM_MIN..=1 << 50).contains(&size.as_u64())
+        {
+            problems.push(format!("store.ram: {size} is not between 16 MiB and 1 PiB"));
+        }
+        if !path.as_os_str().is_empty() && !path.is_absolute() {
+            problems.push(format!(
+                "store.disk.path: {} is not absolute",
+                path.display()
+            ));
+        }
+        if path.as_os_str().as_encoded_bytes().contains(&0) {
+            problems.push("store.disk.path: contains a NUL byte".into());
+        }
+        if let Budget::Bytes(size) = budget
+            && !(DISK_MIN..=1 << 60).contains(&size.as_u64())
+        {
+            problems.push(format!(
+                "store.disk.budget: {size} is not between 16 MiB and 1 EiB"
+            ));
+        }
+    }
+
+    /// Works out the `"auto"` budgets from this machine's memory and file system.
+    pub fn resolve(&self) -> Resolved {
+        let Store { ram, disk } = self;
+        let ram = ram.or(|| (memory_available() / 4).clamp(RAM_MIN, 8 << 30));
+        let Disk {
+            path,
+            budget,
+            min_free,
+        } = disk;
+        let disk = (!path.as_os_str().is_empty()).then(|| {
+            let FileSystem { size, free } = FileSystem::of(path);
+            let min_free = min_free.or(|| (size / 20).min(5 << 30));
+            let budget = budget.or(|| (free / 2).clamp(DISK_MIN, 100 << 30));
+            (path.clone(), budget, min_free)
+        });
+        Resolved { ram, disk }
+    }
+}
+
+/// Bytes that can be had without swapping; 1 GiB where the system does not say.
+fn memory_available() -> u64 {
+    std::fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| {
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+            line.trim()
+                .strip_suffix(" kB")?
+                .trim()
+                .parse::<u64>()
+                .ok()?
+                .checked_mul(1024)
+        })
+        .unwrap_or(1 << 30)
+}
+
+struct FileSystem {
+    size: u64,
+    free: u64,
+}
+
+impl FileSystem {
+    /// The file system that holds `path`, or will once it is made; zeros where nobody knows.
+    fn of(path: &Path) -> FileSystem {
+        let stat = path
+            .ancestors()
+            .find_map(|folder| nix::sys::statvfs::statvfs(folder).ok());
+        match stat {
+            Some(stat) => {
+                let bytes = |blocks: u64| blocks.saturating_mul(stat.fragment_size());
+                FileSystem {
+                    size: bytes(stat.blocks()),
+                    free: bytes(stat.blocks_available()),
+                }
+            }
+            None => FileSystem { size: 0, free: 0 },
+        }
+    }
+}
+
+// === impl Disk ===
+
+impl Default for Disk {
+    fn default() -> Self {
+        Disk {
+            path: PathBuf::from("/var/lib/engram"),
+            budget: Budget::Auto,
+            min_free: Budget::Auto,
+        }
+    }
+}
+
+// === impl Budget ===
+
+impl Budget {
+    fn or(self, auto: impl FnOnce() -> u64) -> u64 {
+        match self {
+            Budget::Auto => auto(),
+            Budget::Bytes(size) => size.as_u64(),
+        }
+    }
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Budget::Auto => f.write_str("auto"),
+            Budget::Bytes(size) => write!(f, "{size}"),
+        }
+    }
+}
+
+impl FromStr for Budget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Budget::Auto);
+        }
+        text.parse()
+            .map(Budget::Bytes)
+            .map_err(|_| format!("`{text}` is neither \"auto\" nor a size such as \"8 GiB\""))
+    }
+}
+
+impl Serialize for Budget {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Budget {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn automatic_budgets_are_bounded() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("not/made/yet");
+        let store = Store {
+            disk: Disk {
+                path: path.clone(),
+                ..Disk::default()
+            },
+            ..Store::default()
+        };
+        let Resolved { ram, disk } = store.resolve();
+        assert!((RAM_MIN..=8 << 30).contains(&ram));
+        let (resolved, budget, min_free) = disk.unwrap();
+        assert_eq!(resolved, path);
+        assert!((DISK_MIN..=100 << 30).contains(&budget));
+        assert!(min_free > 0 && min_free <= 5 << 30);
+    }
+
+    #[test]
+    fn given_budgets_are_taken_as_they_are() {
+        let size = |n| Budget::Bytes(ByteSize::mib(n));
+        let disk = Disk {
+            path: "/x".into(),
+            budget: size(70),
+            min_free: size(0),
+        };
+        let store = Store {
+            ram: size(64),
+            disk,
+        };
+        let resolved = store.resolve();
+        assert_eq!(resolved.ram, 64 << 20);
+        assert_eq!(resolved.disk, Some(("/x".into(), 70 << 20, 0)));
+        let none = Store {
+            disk: Disk {
+                path: "".into(),
+                ..Disk::default()
+            },
+            ..Store::default()
+        };
+        assert_eq!(none.resolve().disk, None);
+    }
+
+    #[test]
+    fn budgets_read_as_they_are_written() {
+        for text in ["auto", "512.0 MiB", "0 B"] {
+            assert_eq!(text.parse::<Budget>().unwrap().to_string(), text);
+        }
+        assert!("much".parse::<Budget>().is_err());
+        assert!("-1".parse::<Budget>().is_err());
+    }
+}

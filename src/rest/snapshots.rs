@@ -1,0 +1,369 @@
+//! The compatible surface: `/save_snapshot`, `/restore_snapshot`, `/list_snapshots`,
+//! `/get_snapshot_info` and `/delete_snapshot`.
+//!
+//! Field names are those that clients of snapshot servers send and read; replies have more fields,
+//! and failures have status codes of their own instead of 200. With several selectors in one
+//! request `snapshot_id` goes first, then `branch_name`, then `turn_number`.
+
+use std::time::Duration;
+
+use axum::Json as Reply;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::body::Json;
+use super::error::{ApiError, ErrorType};
+use super::names::checked;
+use super::state::Shared;
+use crate::service::{
+    DeleteReply, DeleteRequest, InfoRequest, ListReply, ListRequest, RestoreReply, RestoreRequest,
+    SaveReply, SaveRequest, Selector, SnapshotRow,
+};
+use crate::types::{SnapshotId, TokenId};
+
+/// The longest pin that a client may ask for.
+const PIN_MAX_SECONDS: f64 = 86_400.0;
+
+/// Selectors that every request may carry.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Select {
+    tenant: Option<String>,
+    rid: Option<String>,
+    conversation_id: Option<String>,
+    turn_number: Option<i64>,
+    branch_name: Option<String>,
+    snapshot_id: Option<String>,
+}
+
+/// Body of `/save_snapshot`.
+#[derive(Debug, Deserialize)]
+pub struct Save {
+    #[serde(flatten)]
+    select: Select,
+    #[serde(default = "yes")]
+    durable: bool,
+}
+
+/// Body of `/restore_snapshot`.
+#[derive(Debug, Deserialize)]
+pub struct Restore {
+    #[serde(flatten)]
+    select: Select,
+    #[serde(default)]
+    create_new_request: bool,
+    continuation_ids: Option<Vec<TokenId>>,
+    max_new_tokens: Option<u32>,
+    request_id: Option<String>,
+    pin_seconds: Option<f64>,
+}
+
+/// Body of `/list_snapshots`.
+#[derive(Debug, Deserialize)]
+pub struct List {
+    tenant: Option<String>,
+    conversation_id: String,
+    #[serde(default)]
+    limit: usize,
+    #[serde(default)]
+    offset: usize,
+}
+
+/// Body of `/get_snapshot_info`.
+#[derive(Debug, Deserialize)]
+pub struct Info {
+    #[serde(flatten)]
+    select: Select,
+    #[serde(default = "yes")]
+    with_tokens: bool,
+}
+
+/// Body of `/delete_snapshot`.
+#[derive(Debug, Deserialize)]
+pub struct Delete {
+    #[serde(flatten)]
+    select: Select,
+    #[serde(default)]
+    whole: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// A snapshot as the compatible surface describes it: a row, and fields that only a server which
+/// owns the pools could fill.
+#[derive(Serialize)]
+struct Metadata {
+    #[serde(flatten)]
+    row: SnapshotRow,
+    mamba_pool_idx: Option<u32>,
+    req_pool_idx: Option<u32>,
+    layer_config: Value,
+    active_tool_context: Option<Value>,
+}
+
+/// `POST /save_snapshot`
+pub async fn save(
+    State(shared): State<Shared>,
+    Json(Save { select, durable }): Json<Save>,
+) -> Result<Reply<Value>, ApiError> {
+    // A name that a client makes up for its snapshot is a label: it selects nothing.
+    let label = select
+        .snapshot_id
+        .clone()
+        .filter(|text| text.parse::<SnapshotId>().is_err());
+    let select = Select {
+        snapshot_id: select.snapshot_id.filter(|_| label.is_none()),
+        ..select
+    };
+    let select = select.checked(Need::Conversation)?;
+    let request = SaveRequest {
+        durable,
+        timeout: shared.patience(),
+        ..SaveRequest::new(select)
+    };
+    let SaveReply { row, written_bytes } = shared.service()?.save(request).await?;
+    let message = match row.durable {
+        true => "Saved; it survives a crash",
+        false => "Saved in memory; it goes to disk later",
+    };
+    let more = json!({ "message": message, "label": label, "written_bytes": written_bytes });
+    success(&row, more)
+}
+
+/// `POST /restore_snapshot`
+pub async fn restore(
+    State(shared): State<Shared>,
+    Json(body): Json<Restore>,
+) -> Result<Reply<Value>, ApiError> {
+    let Restore {
+        select,
+        create_new_request,
+        continuation_ids,
+        max_new_tokens,
+        request_id,
+        pin_seconds,
+    } = body;
+    let select = select.checked(Need::Conversation)?;
+    match (
+        create_new_request,
+        continuation_ids.is_some(),
+        max_new_tokens.is_some(),
+    ) {
+        (false, false, false) => {}
+        (false, ..) => {
+            return Err(ApiError::invalid(
+                "`continuation_ids` and `max_new_tokens` need `create_new_request`",
+            ));
+        }
+        (true, true, true) => {
+            return Err(ApiError::new(
+                ErrorType::NotImplemented,
+                "This daemon does not generate: restore without `create_new_request`, then send \
+                 the whole prompt to the inference server, which will prefill only what is new",
+            ));
+        }
+        (true, ..) => {
+            return Err(ApiError::invalid(
+                "`create_new_request` needs `continuation_ids` and `max_new_tokens`",
+            ));
+        }
+    }
+    let pin_for = match pin_seconds {
+        None => None,
+        Some(seconds) if (0.0..=PIN_MAX_SECONDS).contains(&seconds) => {
+            Some(Duration::from_secs_f64(seconds))
+        }
+        Some(_) => {
+            return Err(ApiError::invalid(
+                "`pin_seconds` is not between 0 and 86400",
+            ));
+        }
+    };
+    let rid = select.rid.clone();
+    let reply = shared
+        .service()?
+        .restore(RestoreRequest { select, pin_for })
+        .await?;
+    let RestoreReply {
+        row,
+        from_tier,
+        moved_bytes,
+        restore_time_ms,
+        pinned_until,
+    } = reply;
+    let rid = rid.or_else(|| row.rid.clone());
+    let more = json!({
+        "rid": rid,
+        "request_id": request_id,
+        "mamba_pool_idx": null,
+        "output_ids": null,
+        "output_text": null,
+        "message": format!(
+            "{} tokens are in RAM for the next request, from tier {}",
+            row.boundary,
+            from_tier.as_str()
+        ),
+        "from_tier": from_tier,
+        "moved_bytes": moved_bytes,
+        "restore_time_ms": restore_time_ms,
+        "pinned_until": pinned_until,
+    });
+    success(&row, more)
+}
+
+/// `POST /list_snapshots`
+pub async fn list(
+    State(shared): State<Shared>,
+    Json(List {
+        tenant,
+        conversation_id,
+        limit,
+        offset,
+    }): Json<List>,
+) -> Result<Reply<Value>, ApiError> {
+    let request = ListRequest {
+        tenant: checked("tenant", tenant)?,
+        conversation_id: checked("conversation_id", Some(conversation_id))?,
+        limit,
+        offset,
+    };
+    let ListReply { snapshots, total } = shared.service()?.list(request)?;
+    let snapshots: Vec<_> = snapshots.into_iter().map(Metadata::from).collect();
+    Ok(Reply(
+        json!({ "success": true, "snapshots": snapshots, "total": total }),
+    ))
+}
+
+/// `POST /get_snapshot_info`
+pub async fn info(
+    State(shared): State<Shared>,
+    Json(Info {
+        select,
+        with_tokens,
+    }): Json<Info>,
+) -> Result<Reply<Value>, ApiError> {
+    let select = select.checked(Need::One)?;
+    let row = shared.service()?.info(InfoRequest {
+        select,
+        with_tokens,
+    })?;
+    Ok(Reply(
+        json!({ "success": true, "metadata": Metadata::from(row) }),
+    ))
+}
+
+/// `POST /delete_snapshot`
+pub async fn delete(
+    State(shared): State<Shared>,
+    Json(Delete { select, whole }): Json<Delete>,
+) -> Result<Reply<Value>, ApiError> {
+    let select = select.checked(if whole { Need::Conversation } else { Need::One })?;
+    let reply = shared
+        .service()?
+        .delete(DeleteRequest { select, whole })
+        .await?;
+    let DeleteReply {
+        snapshots,
+        names,
+        objects,
+        bytes,
+    } = reply;
+    Ok(Reply(json!({
+        "success": true,
+        "message": format!("{names} turns and branches deleted"),
+        "deleted": true,
+        "snapshots": snapshots,
+        "names": names,
+        "objects": objects,
+        "bytes": bytes,
+    })))
+}
+
+/// `success` and the fields of a row, with more fields that win over them.
+fn success(row: &SnapshotRow, more: Value) -> Result<Reply<Value>, ApiError> {
+    let mut all = serde_json::to_value(row)
+        .map_err(|error| ApiError::new(ErrorType::Internal, error.to_string()))?;
+    if let (Value::Object(all), Value::Object(more)) = (&mut all, more) {
+        all.extend(more);
+        all.insert("success".into(), Value::Bool(true));
+    }
+    Ok(Reply(all))
+}
+
+/// What a request has to name.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Need {
+    /// A conversation, a request or a snapshot; without a turn or branch the latest is meant.
+    Conversation,
+    /// Exactly one snapshot.
+    One,
+}
+
+// === impl Select ===
+
+impl Select {
+    /// The selector for the service.
+    fn checked(self, need: Need) -> Result<Selector, ApiError> {
+        let Select {
+            tenant,
+            rid,
+            conversation_id,
+            turn_number,
+            branch_name,
+            snapshot_id,
+        } = self;
+        let turn_number = match turn_number {
+            None => None,
+            Some(turn) => Some(
+                u32::try_from(turn)
+                    .ok()
+                    .filter(|turn| *turn > 0)
+                    .ok_or_else(|| ApiError::invalid("`turn_number` counts from 1"))?,
+            ),
+        };
+        let snapshot_id = match snapshot_id {
+            None => None,
+            Some(text) => Some(
+                text.parse()
+                    .map_err(|_| ApiError::invalid("`snapshot_id` is not a UUID"))?,
+            ),
+        };
+        let select = Selector {
+            tenant: checked("tenant", tenant)?,
+            rid: checked("rid", rid)?,
+            conversation_id: checked("conversation_id", conversation_id)?,
+            turn_number,
+            branch_name: checked("branch_name", branch_name)?,
+            snapshot_id,
+        };
+        if select.snapshot_id.is_some() {
+            return Ok(select);
+        }
+        if select.rid.is_none() && select.conversation_id.is_none() {
+            return Err(ApiError::invalid("`conversation_id` or `rid` is needed"));
+        }
+        if need == Need::One && select.turn_number.is_none() && select.branch_name.is_none() {
+            return Err(ApiError::invalid(
+                "`turn_number` or `branch_name` is needed",
+            ));
+        }
+        Ok(select)
+    }
+}
+
+// === impl Metadata ===
+
+impl From<SnapshotRow> for Metadata {
+    fn from(row: SnapshotRow) -> Self {
+        Metadata {
+            row,
+            mamba_pool_idx: None,
+            req_pool_idx: None,
+            layer_config: json!({ "model_type": "hybrid" }),
+            active_tool_context: None,
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Room in RAM: what leaves when something has to come.
+//!
+//! # Order
+//! The index says who goes first. A copy that the disk has too goes at once. What may vanish vanishes: superseded
+//! snapshots, KV that no snapshot needs. A last copy is written down first, by the disk thread, and goes when it
+//! is asked for again; what waits for the room looks again until then, for as long as it may.
+
+use super::Service;
+use super::api::Event;
+use super::core::{Core, Removal};
+use crate::index::{Action, Removed, Victim};
+use crate::store::{Segment, Tier};
+use crate::types::{ObjectKind, SnapshotId, TierKind};
+
+/// Room that a block takes beside its payload: a page with its header, and what rounding to pages costs.
+const BLOCK_OVERHEAD: u64 = 2 * crate::store::PAGE;
+
+// === impl Service ===
+
+impl Service {
+    /// A block for each length, or none at all: then room is on its way, unless nothing can go.
+    pub(super) fn allocate(&self, lengths: &[u64]) -> Option<Vec<Segment>> {
+        let all = || {
+            lengths
+                .iter()
+                .map(|len| self.store.arena.alloc(*len))
+                .collect()
+        };
+        let need = self.footprint(lengths.iter().copied());
+        if !self.fits(need) {
+            self.make_room(need);
+            if !self.fits(need) {
+                return None;
+            }
+        }
+        let first: Option<Vec<Segment>> = all();
+        first.or_else(|| {
+            self.make_room(need);
+            all()
+        })
+    }
+
+    /// Whether so many bytes would fit into an empty RAM tier.
+    pub(super) fn can_ever_hold(&self, bytes: u64) -> bool {
+        bytes < self.store.ram.usage().budget
+    }
+
+    pub(super) fn footprint(&self, lengths: impl Iterator<Item = u64>) -> u64 {
+        lengths.fold(0, |sum, len| {
+            sum.saturating_add(len).saturating_add(BLOCK_OVERHEAD)
+        })
+    }
+
+    /// Whether the RAM tier's budget has room for so many bytes.
+    pub(super) fn fits(&self, need: u64) -> bool {
+        let usage = self.store.ram.usage();
+        usage.bytes.saturating_add(need) <= usage.budget && self.store.arena.free_bytes() >= need
+    }
+
+    /// Lets objects leave RAM until `need` bytes fit, as far as some can leave at once; last copies are
+    /// sent to the disk thread.
+    pub(super) fn make_room(&self, need: u64) {
+        let usage = self.store.ram.usage();
+        let budget = usage
+            .bytes
+            .saturating_add(need)
+            .saturating_sub(usage.budget);
+        let arena = need.saturating_sub(self.store.arena.free_bytes());
+        self.let_go(budget.max(arena).max(crate::store::PAGE));
+    }
+
+    /// Lets objects of so many bytes leave RAM.
+    pub(super) fn let_go(&self, bytes: u64) {
+        let now = self.clock.now();
+        let mut core = self.core.lock();
+        let victims = core.index.victims(TierKind::Ram, bytes, now);
+        let lost = self
+            .latches
+            .reasons()
+            .iter()
+            .any(|reason| reason == super::DISK_FAILED);
+        let mut removal = Removal::default();
+        let mut freed = Vec::new();
+        let mut evicted = Vec::new();
+        for victim in victims {
+            let forget =
+                victim.action == Action::Forget || (victim.action == Action::Demote && lost);
+            if victim.action == Action::Drop {
+                let _ = core.index.set_tier(&victim.object, TierKind::Ram, false);
+                freed.push(victim.object);
+            } else if forget {
+                let gone = self.forget(&mut core, &victim, TierKind::Ram);
+                evicted.extend(gone.snapshots.iter().copied());
+                freed.push(victim.object);
+                freed.extend(gone.objects.iter().copied());
+                removal.objects.extend(gone.objects);
+                removal.snapshots.extend(gone.snapshots);
+            } else {
+                self.demote(&mut core, &victim);
+            }
+        }
+        self.metrics
+            .evicted
+            .get_or_create(&TierKind::Ram.into())
+            .inc_by(freed.len() as u64);
+        if self.store.disk.is_some() {
+            core.queue.remove(removal);
+        }
+        drop(core);
+        for object in freed {
+            if let Err(error) = self.store.ram.remove(&object) {
+                tracing::error!(%error, "RAM did not let go of an object");
+            }
+        }
+        self.announce_evicted(&evicted);
+        self.wake.notify_one();
+    }
+
+    /// A victim goes with what only it kept. The index first: from here on nobody finds it.
+    pub(super) fn forget(&self, core: &mut Core, victim: &Victim, tier: TierKind) -> Removal {
+        match victim.snapshot {
+            Some(snapshot) if victim.kind == ObjectKind::State => {
+                let instead = core.ancestor(&snapshot, |_, _| true);
+                let removed = core.index.forget_state(&snapshot);
+                core.gone(removed, instead)
+            }
+            _ => {
+                let removed = core.index.set_tier(&victim.object, tier, false);
+                core.gone(removed, None)
+            }
+        }
+    }
+
+    /// A last copy is to be written down, with its snapshot if it is a state.
+    fn demote(&self, core: &mut Core, victim: &Victim) {
+        match victim.snapshot {
+            Some(snapshot) => core.queue.push(snapshot, self.clock.monotonic()),
+            None if !core.queue.demotions.contains(&victim.object) => {
+                core.queue.demotions.push_back(victim.object);
+            }
+            None => {}
+        }
+    }
+
+    /// An object's copy on disk is missing or bad. Without another copy its snapshots are gone.
+    pub(super) fn lost_on_disk(&self, object: &crate::types::ObjectId) {
+        let mut core = self.core.lock();
+        let removed = core.index.set_tier(object, TierKind::Disk, false);
+        self.after_loss(core, removed);
+    }
+
+    fn after_loss(&self, mut core: parking_lot::MutexGuard<'_, Core>, removed: Removed) {
+        let removal = core.gone(removed, None);
+        let snapshots = removal.snapshots.clone();
+        let objects = removal.objects.clone();
+        if self.store.disk.is_some() {
+            core.queue.remove(removal);
+        }
+        drop(core);
+        for object in objects {
+            if let Err(error) = self.store.ram.remove(&object) {
+                tracing::error!(%error, "RAM did not let go of an object");
+            }
+        }
+        for snapshot_id in snapshots {
+            tracing::warn!(snapshot = %snapshot_id, "Snapshot lost: a part of it is missing or bad");
+            self.metrics.error("lost_snapshot");
+            self.announce(Event::Removed {
+                snapshot_id,
+                reason: "lost",
+            });
+        }
+        self.changed.notify_waiters();
+        self.wake.notify_one();
+    }
+
+    pub(super) fn announce_evicted(&self, snapshots: &[SnapshotId]) {
+        for snapshot in snapshots {
+            self.metrics.evicted_snapshots.inc();
+            self.announce(Event::Removed {
+                snapshot_id: *snapshot,
+                reason: "evicted",
+            });
+        }
+    }
+
+    /// Keeps some of the RAM tier free, so that offers seldom wait.
+    pub(super) fn keep_room(&self) {
+        let usage = self.store.ram.usage();
+        let part = |part: f64| (usage.budget as f64 * part) as u64;
+        if usage.bytes > part(self.config.ram_high) {
+            self.let_go(usage.bytes.saturating_sub(part(self.config.ram_low)));
+        }
+    }
+}

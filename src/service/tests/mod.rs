@@ -1,0 +1,10 @@
+//! The whole service with a worker in the same process: a real channel, a real ring, a real store.
+
+mod attach;
+mod conversations;
+mod durable;
+mod fake;
+mod hostile;
+mod pressure;
+mod restore;
+mod save;
