@@ -18,7 +18,7 @@ use super::names::checked;
 use super::state::Shared;
 use crate::service::{
     DeleteReply, DeleteRequest, InfoRequest, ListReply, ListRequest, RestoreReply, RestoreRequest,
-    SaveReply, SaveRequest, Selector, SnapshotRow,
+    SaveReply, SaveRequest, Selector, ServiceError, SnapshotRow,
 };
 use crate::types::{SnapshotId, TokenId};
 
@@ -230,7 +230,11 @@ pub async fn list(
         limit,
         offset,
     };
-    let ListReply { snapshots, total } = shared.service()?.list(request)?;
+    // A conversation that nobody knows has no snapshots: clients ask before there is one.
+    let ListReply { snapshots, total } = match shared.service()?.list(request) {
+        Err(ServiceError::NotFound { .. }) => ListReply::default(),
+        reply => reply?,
+    };
     let snapshots: Vec<_> = snapshots.into_iter().map(Metadata::from).collect();
     Ok(Reply(
         json!({ "success": true, "snapshots": snapshots, "total": total }),
