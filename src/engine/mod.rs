@@ -7,7 +7,7 @@
 //!  http ── commands ──► scheduler ── SeqChunk ──► model
 //!                        │   │                     │
 //!                     memory device_memory ──── pools
-//!                            (ledger, cache)
+//!                     (attach)  (ledger, cache)
 //! ```
 //!
 //! It is a process of its own and links nothing of the daemon but the protocol.
@@ -28,6 +28,7 @@
 //! unasked ends the process.
 
 pub mod args;
+pub mod attach;
 pub mod batch;
 pub mod cache;
 pub mod device_memory;
@@ -44,7 +45,10 @@ pub mod scheduler;
 pub use args::{Args, BadArgs, Config};
 
 use std::future::Future;
+use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 
 use anyhow::Context as _;
@@ -54,6 +58,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use attach::{Attach, Control};
 use device_memory::DeviceMemory;
 use memory::{Memory, NoMemory};
 use model::Model;
@@ -66,6 +71,8 @@ pub struct Engine {
     pub commands: Sender<Command>,
     /// Ends when its scheduler has ended.
     pub ended: oneshot::Receiver<()>,
+    /// Switches that tests throw.
+    pub control: Arc<Control>,
 }
 
 // === impl Engine ===
@@ -76,9 +83,18 @@ impl Engine {
     /// # Errors
     ///
     /// Pools that are too large, or no thread.
-    pub fn start(config: &Config, memory: Box<dyn Memory>) -> anyhow::Result<Self> {
+    pub fn start(config: &Config) -> anyhow::Result<Self> {
         let device = DeviceMemory::new(&config.model, &config.device)?;
         let model = Model::new(config.model.clone());
+        let control = Arc::<Control>::default();
+        let memory: Box<dyn Memory> = match config.attach.clone() {
+            Some(attach) => {
+                let control = Arc::clone(&control);
+                let attach = Attach::start(attach, &model, &device, control);
+                Box::new(attach.context("starting the thread that attaches")?)
+            }
+            None => Box::new(NoMemory),
+        };
         let (commands, receiver) = crossbeam_channel::unbounded();
         let scheduler = Scheduler::new(config.scheduler, model, device, memory, receiver);
         let (end, ended) = oneshot::channel::<()>();
@@ -90,7 +106,11 @@ impl Engine {
                 scheduler.run();
             })
             .context("starting the scheduler's thread")?;
-        Ok(Self { commands, ended })
+        Ok(Self {
+            commands,
+            ended,
+            control,
+        })
     }
 
     /// Serves HTTP until `stop` is done or the scheduler ends.
@@ -106,8 +126,9 @@ impl Engine {
         let Self {
             commands,
             mut ended,
+            control,
         } = self;
-        let router = http::router(commands.clone());
+        let router = http::router(commands.clone(), control);
         let (asked, was_asked) = oneshot::channel::<()>();
         let shutdown = async move {
             tokio::select! {
@@ -143,7 +164,10 @@ pub async fn run(
         .await
         .with_context(|| format!("{}", config.listen))?;
     let address: SocketAddr = listener.local_addr()?;
-    let engine = Engine::start(&config, Box::new(NoMemory))?;
+    let engine = Engine::start(&config)?;
+    if let Some(path) = &config.announce {
+        announce(path, address).with_context(|| format!("writing {}", path.display()))?;
+    }
     tracing::info!(%address, model = config.model.name, "Engine serves");
     announce(address)?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -154,4 +178,14 @@ pub async fn run(
         }
     };
     engine.serve(listener, stop).await
+}
+
+/// Says where the engine listens. Readers never see half of the file.
+fn announce(path: &Path, address: SocketAddr) -> io::Result<()> {
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(".draft");
+    let said =
+        serde_json::json!({ "pid": std::process::id(), "http": format!("http://{address}") });
+    std::fs::write(&draft, said.to_string())?;
+    std::fs::rename(&draft, path)
 }
