@@ -1,12 +1,21 @@
 //! The engine's command line.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
 
+use bytesize::ByteSize;
+use humantime_serde::re::humantime::parse_duration;
+
+use super::attach::{self, Address, Limits};
 use super::batch::Grid;
 use super::device_memory::DeviceConfig;
 use super::model::ModelConfig;
 use super::pools::{Dtype, Layout};
 use super::scheduler::SchedulerConfig;
+
+/// Largest staging ring in bytes.
+const MAX_RING: u64 = 1 << 36;
 
 /// The embedded engine: a small hybrid language model behind SGLang's HTTP surface.
 #[derive(Clone, Debug, clap::Args)]
@@ -56,6 +65,25 @@ pub struct Args {
     /// Seed of the order in which slots and pages are handed out. Default: another each start.
     #[arg(long)]
     pub scramble_seed: Option<u64>,
+    /// Attach to the Engram daemon here: http://HOST:PORT, or the path of a Unix socket. It may
+    /// come and go.
+    #[arg(long, value_name = "SOCKET")]
+    pub engram: Option<Address>,
+    /// File with the token that the daemon wants to see over TCP.
+    #[arg(long, value_name = "FILE", requires = "engram")]
+    pub engram_token_file: Option<PathBuf>,
+    /// Size of the staging ring.
+    #[arg(long, value_name = "SIZE", default_value = "8 MiB")]
+    pub ring: ByteSize,
+    /// How long a request waits for one step of its restore before it is prefilled.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
+    pub restore_patience: Duration,
+    /// How long one step of a save may take before it is dropped.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    pub save_patience: Duration,
+    /// A daemon without a sign of life for so long is given up; it is attached to again later.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
+    pub daemon_silence: Duration,
 }
 
 /// All parts' configurations.
@@ -69,6 +97,8 @@ pub struct Config {
     pub device: DeviceConfig,
     /// The scheduler.
     pub scheduler: SchedulerConfig,
+    /// The daemon, if there is to be one.
+    pub attach: Option<attach::Config>,
 }
 
 /// Everything that is wrong with a command line.
@@ -104,6 +134,12 @@ impl Args {
             no_cache,
             max_running,
             scramble_seed,
+            engram,
+            engram_token_file,
+            ring,
+            restore_patience,
+            save_patience,
+            daemon_silence,
         } = self;
         let mut problems = Vec::new();
         let mut positive = |name: &str, value: usize| {
@@ -123,15 +159,52 @@ impl Args {
         if grid.is_none() {
             problems.push("--state-grid and --page-size have no common multiple".to_owned());
         }
+        let model = ModelConfig {
+            name: model_name.clone(),
+            seed: *seed,
+            perturb: *perturb_weights,
+            temporal: *temporal_dtype,
+        };
+        // Nothing is reused without a cache, so nothing is remembered either.
+        let attach = engram.as_ref().filter(|_| !no_cache).map(|address| {
+            let token = engram_token_file.as_deref().and_then(|path| {
+                let token = std::fs::read_to_string(path);
+                let problem = |error| problems.push(format!("{}: {error}", path.display()));
+                token.map_err(problem).ok()
+            });
+            attach::Config {
+                address: address.clone(),
+                token: token.map(|token| token.trim_end_matches(['\r', '\n']).to_owned()),
+                ring_bytes: ring.as_u64(),
+                limits: attach::Limits {
+                    patience: *restore_patience,
+                    save_patience: *save_patience,
+                    silence: *daemon_silence,
+                },
+            }
+        });
+        if let Some(attach) = &attach {
+            let least = attach::Config::least_ring(model.state_bytes(), model.kv_bytes());
+            if !(least..=MAX_RING).contains(&attach.ring_bytes) {
+                problems.push(format!("--ring must be {least} to {MAX_RING} bytes"));
+            }
+            let Limits {
+                patience,
+                save_patience,
+                silence,
+            } = attach.limits;
+            if [patience, save_patience, silence]
+                .iter()
+                .any(Duration::is_zero)
+            {
+                problems
+                    .push("--restore-patience, --save-patience, --daemon-silence: not 0".into());
+            }
+        }
         match grid {
             Some(grid) if problems.is_empty() => Ok(Config {
                 listen: *listen,
-                model: ModelConfig {
-                    name: model_name.clone(),
-                    seed: *seed,
-                    perturb: *perturb_weights,
-                    temporal: *temporal_dtype,
-                },
+                model,
                 device: DeviceConfig {
                     slots: *slots,
                     pages: *pages,
@@ -145,6 +218,7 @@ impl Args {
                     no_cache: *no_cache,
                     max_running: *max_running,
                 },
+                attach,
             }),
             _ => Err(BadArgs { problems }),
         }

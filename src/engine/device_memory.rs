@@ -109,6 +109,11 @@ impl DeviceMemory {
         self.pages.account().free + self.cache.counts().evictable_pages
     }
 
+    /// Slots that [`Self::take_slot`] could get now.
+    pub fn available_slots(&self) -> usize {
+        self.slots.account().free + self.cache.counts().evictable_slots
+    }
+
     /// Takes `count` pages, evicting if needed; none at all if there are not so many.
     pub fn take_pages(&mut self, count: usize) -> Option<Vec<PageId>> {
         if count > self.available_pages() {

@@ -3,6 +3,9 @@
 //! Handlers check and translate; everything else is the scheduler's. A client that goes away drops
 //! its handler, and with it the receiving end of the reply, which the scheduler sees.
 
+#[cfg(feature = "testing")]
+mod testing;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -19,6 +22,7 @@ use serde_json::json;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use super::attach::Control;
 use super::cache::Namespace;
 use super::model::VOCAB;
 use super::request::{Answer, FinishReason, Refusal, Request, RequestId, RequestInfo, Sampling};
@@ -34,6 +38,11 @@ const DEFAULT_NEW_TOKENS: usize = 128;
 struct Front {
     commands: Sender<Command>,
     next_id: Arc<AtomicU64>,
+    #[cfg_attr(
+        not(feature = "testing"),
+        expect(dead_code, reason = "only tests throw switches")
+    )]
+    control: Arc<Control>,
 }
 
 /// `POST /generate`. Fields that SGLang has and this engine does not are ignored.
@@ -78,13 +87,17 @@ enum Failure {
     Gone,
 }
 
-/// All routes.
-pub fn router(commands: Sender<Command>) -> Router {
+/// All routes. `control` has the switches that tests throw.
+pub fn router(commands: Sender<Command>, control: Arc<Control>) -> Router {
     let front = Front {
         commands,
         next_id: Arc::new(AtomicU64::new(1)),
+        control,
     };
-    Router::new()
+    let router = Router::new();
+    #[cfg(feature = "testing")]
+    let router = testing::routes(router);
+    router
         .route("/generate", post(generate))
         .route("/abort_request", post(abort))
         .route("/flush_cache", get(flush).post(flush))
@@ -147,7 +160,16 @@ fn reply_body(rid: &str, answer: &Answer, seconds: f64) -> serde_json::Value {
         finish_reason,
         prompt_tokens,
         cached_tokens,
+        restored,
     } = answer;
+    let restored = restored.as_ref().map(|restored| {
+        json!({
+            "restored_tokens": restored.restored_tokens,
+            "reused_tokens": restored.reused_tokens,
+            "tier": restored.tier,
+            "restore_ms": restored.took.as_secs_f64() * 1000.0,
+        })
+    });
     let finish_reason = match finish_reason {
         FinishReason::Length => json!({ "type": "length", "length": output_ids.len() }),
         FinishReason::Stop(token) => json!({ "type": "stop", "matched": token }),
@@ -162,6 +184,7 @@ fn reply_body(rid: &str, answer: &Answer, seconds: f64) -> serde_json::Value {
             "completion_tokens": output_ids.len(),
             "cached_tokens": cached_tokens,
             "e2e_latency": seconds,
+            "engram": restored,
         },
     })
 }

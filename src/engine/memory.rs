@@ -37,6 +37,19 @@ pub struct Holdings {
     pub pages: Vec<PageId>,
 }
 
+/// What an external memory brought for a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restored {
+    /// Tokens whose state or KV it brought, beyond what the device had a state for.
+    pub restored_tokens: usize,
+    /// Those of them that the request went on from.
+    pub reused_tokens: usize,
+    /// The lowest tier that bytes came from.
+    pub tier: &'static str,
+    /// How long the request waited for it.
+    pub took: Duration,
+}
+
 /// An external memory, as the scheduler sees it.
 pub trait Memory: Send {
     /// A request has arrived.
@@ -52,20 +65,24 @@ pub trait Memory: Send {
     fn inserted(&mut self, request: &RequestInfo, at: Boundary<'_>, device: &mut DeviceMemory);
 
     /// A request has finished; `tokens` are its prompt and its answer. Its boundaries, if any, are
-    /// inserted; its locks are still held.
+    /// inserted; its locks are still held. Returns what was restored for it.
     fn finished(
         &mut self,
         request: &RequestInfo,
         tokens: &[u32],
         reason: FinishReason,
         device: &mut DeviceMemory,
-    );
+    ) -> Option<Restored>;
 
-    /// A request was given up before it finished, waiting or running.
-    fn aborted(&mut self, request: &RequestInfo, device: &mut DeviceMemory);
+    /// A request was given up before it finished, waiting or running. Returns what was restored for
+    /// it.
+    fn aborted(&mut self, request: &RequestInfo, device: &mut DeviceMemory) -> Option<Restored>;
 
     /// The cache is about to be emptied: give all locks, slots and pages back, now.
     fn flush(&mut self, device: &mut DeviceMemory);
+
+    /// The engine ends: all requests are over.
+    fn stopping(&mut self, device: &mut DeviceMemory);
 
     /// Called once each tick, and at least each [`Self::poll_interval`].
     fn tick(&mut self, device: &mut DeviceMemory);
@@ -97,11 +114,23 @@ impl Memory for NoMemory {
 
     fn inserted(&mut self, _: &RequestInfo, _: Boundary<'_>, _: &mut DeviceMemory) {}
 
-    fn finished(&mut self, _: &RequestInfo, _: &[u32], _: FinishReason, _: &mut DeviceMemory) {}
+    fn finished(
+        &mut self,
+        _: &RequestInfo,
+        _: &[u32],
+        _: FinishReason,
+        _: &mut DeviceMemory,
+    ) -> Option<Restored> {
+        None
+    }
 
-    fn aborted(&mut self, _: &RequestInfo, _: &mut DeviceMemory) {}
+    fn aborted(&mut self, _: &RequestInfo, _: &mut DeviceMemory) -> Option<Restored> {
+        None
+    }
 
     fn flush(&mut self, _: &mut DeviceMemory) {}
+
+    fn stopping(&mut self, _: &mut DeviceMemory) {}
 
     fn tick(&mut self, _: &mut DeviceMemory) {}
 

@@ -7,7 +7,7 @@
 //!  http ── commands ──► scheduler ── SeqChunk ──► model
 //!                        │   │                     │
 //!                     memory device_memory ──── pools
-//!                            (ledger, cache)
+//!                     (attach)  (ledger, cache)
 //! ```
 //!
 //! It is a process of its own and links nothing of the daemon but the protocol.
@@ -28,6 +28,7 @@
 //! unasked ends the process.
 
 pub mod args;
+pub mod attach;
 pub mod batch;
 pub mod cache;
 pub mod device_memory;
@@ -45,6 +46,7 @@ pub use args::{Args, BadArgs, Config};
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::thread;
 
 use anyhow::Context as _;
@@ -54,6 +56,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use attach::{Attach, Control};
 use device_memory::DeviceMemory;
 use memory::{Memory, NoMemory};
 use model::Model;
@@ -66,6 +69,8 @@ pub struct Engine {
     pub commands: Sender<Command>,
     /// Ends when its scheduler has ended.
     pub ended: oneshot::Receiver<()>,
+    /// Switches that tests throw.
+    pub control: Arc<Control>,
 }
 
 // === impl Engine ===
@@ -76,9 +81,18 @@ impl Engine {
     /// # Errors
     ///
     /// Pools that are too large, or no thread.
-    pub fn start(config: &Config, memory: Box<dyn Memory>) -> anyhow::Result<Self> {
+    pub fn start(config: &Config) -> anyhow::Result<Self> {
         let device = DeviceMemory::new(&config.model, &config.device)?;
         let model = Model::new(config.model.clone());
+        let control = Arc::<Control>::default();
+        let memory: Box<dyn Memory> = match config.attach.clone() {
+            Some(attach) => {
+                let control = Arc::clone(&control);
+                let attach = Attach::start(attach, &model, &device, control);
+                Box::new(attach.context("starting the thread that attaches")?)
+            }
+            None => Box::new(NoMemory),
+        };
         let (commands, receiver) = crossbeam_channel::unbounded();
         let scheduler = Scheduler::new(config.scheduler, model, device, memory, receiver);
         let (end, ended) = oneshot::channel::<()>();
@@ -90,7 +104,11 @@ impl Engine {
                 scheduler.run();
             })
             .context("starting the scheduler's thread")?;
-        Ok(Self { commands, ended })
+        Ok(Self {
+            commands,
+            ended,
+            control,
+        })
     }
 
     /// Serves HTTP until `stop` is done or the scheduler ends.
@@ -106,8 +124,9 @@ impl Engine {
         let Self {
             commands,
             mut ended,
+            control,
         } = self;
-        let router = http::router(commands.clone());
+        let router = http::router(commands.clone(), control);
         let (asked, was_asked) = oneshot::channel::<()>();
         let shutdown = async move {
             tokio::select! {
@@ -143,7 +162,7 @@ pub async fn run(
         .await
         .with_context(|| format!("{}", config.listen))?;
     let address: SocketAddr = listener.local_addr()?;
-    let engine = Engine::start(&config, Box::new(NoMemory))?;
+    let engine = Engine::start(&config)?;
     tracing::info!(%address, model = config.model.name, "Engine serves");
     announce(address)?;
     let mut terminate = signal(SignalKind::terminate())?;

@@ -6,6 +6,7 @@ use tokio::sync::oneshot;
 
 use super::cache::{Namespace, NodeId};
 use super::ids::{PageId, SlotId};
+use super::memory::Restored;
 use super::model::{MAX_TOKENS, VOCAB};
 
 /// Longest `rid`, `session_id`, `extra_key` or `cache_salt`, in bytes.
@@ -74,6 +75,8 @@ pub struct Answer {
     pub prompt_tokens: usize,
     /// Tokens of the prompt that were not computed.
     pub cached_tokens: usize,
+    /// What the external memory brought.
+    pub restored: Option<Restored>,
 }
 
 /// Why a request is not taken.

@@ -7,6 +7,7 @@
 
 pub mod daemon;
 pub mod disk;
+pub mod engine;
 pub mod http;
 pub mod process;
 pub mod scene;

@@ -98,11 +98,13 @@ async fn demo(Args { turns, json, keep }: Args) -> anyhow::Result<ExitCode> {
         }
     };
     match json {
-        true => println!("{}", serde_json::to_string(&report)?),
+        true => {
+            println!("{}", serde_json::to_string(&report)?);
+            for failure in &report.failures {
+                eprintln!("engram: {failure}");
+            }
+        }
         false => print!("{}", report.render()),
-    }
-    for failure in &report.failures {
-        eprintln!("engram: {failure}");
     }
     if keep {
         eprint!("{}", how_to_try(&stage));

@@ -234,11 +234,11 @@ impl Report {
             ]);
         }
         let mut text = table.render();
+        text.push('\n');
         let mut line = |name: &str, value: String| {
             // Writing to a string does not fail.
             writeln!(text, "{name:<26} {value}").ok();
         };
-        line("", String::new());
         line(
             "identical answers",
             format!("{} of {}", self.identical_turns, self.turns),

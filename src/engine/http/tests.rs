@@ -8,7 +8,6 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::engine::memory::NoMemory;
 use crate::engine::{Args, Engine};
 
 /// A served engine and a client.
@@ -35,7 +34,7 @@ impl Rig {
         let config = args(line).config(7).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let engine = Engine::start(&config, Box::new(NoMemory)).unwrap();
+        let engine = Engine::start(&config).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let served = tokio::spawn(engine.serve(listener, async {
             let _asked = stopped.await;

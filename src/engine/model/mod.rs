@@ -132,6 +132,25 @@ impl ModelConfig {
         }
     }
 
+    /// Bytes of the packed state of one sequence.
+    pub fn state_bytes(&self) -> usize {
+        let StateSpec { layers, tensors } = self.state_spec();
+        let unit =
+            |tensor: &TensorSpec| tensor.shape.iter().product::<usize>() * tensor.dtype.bytes();
+        tensors.iter().map(unit).sum::<usize>() * layers
+    }
+
+    /// Bytes of the packed KV of one token.
+    pub fn kv_bytes(&self) -> usize {
+        let KvSpec {
+            layers,
+            kv_heads,
+            head_dim,
+            dtype,
+        } = self.kv_spec();
+        layers * 2 * kv_heads * head_dim * dtype.bytes()
+    }
+
     /// Indices of the recurrent and of the attention layers among all layers.
     pub fn layer_ids(&self) -> (Vec<usize>, Vec<usize>) {
         let of = |kind| {

@@ -39,7 +39,7 @@ use tokio::sync::oneshot;
 
 use super::batch::Grid;
 use super::device_memory::DeviceMemory;
-use super::memory::{Holdings, Memory};
+use super::memory::{Holdings, Memory, Restored};
 use super::model::{MAX_TOKENS, Model, VOCAB};
 use super::request::{Answer, FinishReason, Refusal, Request, Running};
 
@@ -183,6 +183,12 @@ impl Scheduler {
                 Err(RecvTimeoutError::Timeout) => return true,
             }
         }
+        self.take_waiting()
+    }
+
+    /// Takes all commands that have come, without waiting. Returns false when the scheduler is to
+    /// end.
+    pub(in crate::engine) fn take_waiting(&mut self) -> bool {
         loop {
             match self.commands.try_recv() {
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return false,
@@ -256,8 +262,8 @@ impl Scheduler {
             let Some(request) = self.waiting.remove(index) else {
                 break;
             };
-            self.memory.aborted(&request.info, &mut self.device);
-            self.answer(request, Vec::new(), FinishReason::Abort, 0);
+            let restored = self.memory.aborted(&request.info, &mut self.device);
+            self.answer(request, Vec::new(), FinishReason::Abort, 0, restored);
             found = true;
         }
         while let Some(index) = self
@@ -278,6 +284,7 @@ impl Scheduler {
         output_ids: Vec<u32>,
         finish_reason: FinishReason,
         cached_tokens: usize,
+        restored: Option<Restored>,
     ) {
         match finish_reason {
             FinishReason::Abort => self.counts.aborted += 1,
@@ -291,13 +298,14 @@ impl Scheduler {
             finish_reason,
             prompt_tokens,
             cached_tokens,
+            restored,
         };
         let _gone = request.reply.send(Ok(answer));
     }
 
     fn stop(mut self) {
         self.abort(|_| true);
-        self.memory.flush(&mut self.device);
+        self.memory.stopping(&mut self.device);
         while let Ok(command) = self.commands.try_recv() {
             if let Command::Submit(request) = command {
                 let _gone = request.reply.send(Err(Refusal::Stopping));

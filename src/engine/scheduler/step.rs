@@ -302,7 +302,7 @@ impl Scheduler {
             donated = self.insert_last(index);
         }
         let running = self.running.remove(index);
-        match reason {
+        let restored = match reason {
             FinishReason::Abort => self.memory.aborted(&running.request.info, &mut self.device),
             _ => self.memory.finished(
                 &running.request.info,
@@ -310,7 +310,7 @@ impl Scheduler {
                 reason,
                 &mut self.device,
             ),
-        }
+        };
         let own = running.own_pages(self.device.kv.page_size()).to_vec();
         self.device.release_pages(own);
         let tracked = running.tracked.map(|(_, slot)| slot);
@@ -323,7 +323,7 @@ impl Scheduler {
             self.device.unlock(node);
         }
         let output = running.output().to_vec();
-        self.answer(running.request, output, reason, running.cached);
+        self.answer(running.request, output, reason, running.cached, restored);
     }
 
     /// Inserts the boundary that a complete request ends with, and gives its slot to the cache.

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::engine::cache::Match;
-use crate::engine::memory::{Boundary, Gate};
+use crate::engine::memory::{Boundary, Gate, Restored};
 
 /// Notes every call; holds requests whose `rid` starts with "held" for some ticks.
 #[derive(Default)]
@@ -52,20 +52,26 @@ impl Memory for Recorder {
         tokens: &[u32],
         reason: FinishReason,
         _: &mut DeviceMemory,
-    ) {
+    ) -> Option<Restored> {
         self.note(format!(
             "finished {} {} {reason:?}",
             request.rid,
             tokens.len()
         ));
+        None
     }
 
-    fn aborted(&mut self, request: &RequestInfo, _: &mut DeviceMemory) {
+    fn aborted(&mut self, request: &RequestInfo, _: &mut DeviceMemory) -> Option<Restored> {
         self.note(format!("aborted {}", request.rid));
+        None
     }
 
     fn flush(&mut self, _: &mut DeviceMemory) {
         self.note("flush".to_owned());
+    }
+
+    fn stopping(&mut self, _: &mut DeviceMemory) {
+        self.note("stopping".to_owned());
     }
 
     fn tick(&mut self, _: &mut DeviceMemory) {
