@@ -11,10 +11,11 @@ use super::wait_for;
 
 /// A running engine. After a kill it can be started again with the same arguments.
 pub struct Engine {
-    folder: tempfile::TempDir,
-    args: Vec<String>,
+    // Before the folder, whose log it shows when a test fails.
     process: Process,
     place: Place,
+    args: Vec<String>,
+    folder: tempfile::TempDir,
 }
 
 /// The answer to a prompt.
