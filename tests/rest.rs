@@ -219,6 +219,12 @@ fn every_failure_has_a_status_and_a_typed_body() {
         );
         assert_eq!(answer.header("content-type"), Some("application/json"));
     }
+    let answer = daemon.post("/save_snapshot", &conv(json!({ "turn_number": "1" })));
+    let message = answer.json()["message"].as_str().unwrap().to_owned();
+    assert!(
+        message.contains("`turn_number`"),
+        "a wrong type names its field: {message}"
+    );
     // Nulls are as good as absent fields, and foreign fields are nobody's business.
     let body = conv(json!({
         "rid": null, "turn_number": null, "branch_name": null, "tenant": null,
