@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use grpc::Grpc;
-pub use store::{Budget, Disk, Resolved, Store};
+pub use store::{Budget, Disk, Store};
 
 use crate::{rest, service, telemetry};
 

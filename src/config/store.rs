@@ -8,6 +8,8 @@ use std::str::FromStr;
 use bytesize::ByteSize;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::store;
+
 /// Tiers and their budgets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -15,6 +17,9 @@ pub struct Store {
     /// RAM tier, in bytes; taken whole at start. `"auto"`: a quarter of the available memory, at
     /// most 8 GiB. Default: `"auto"`.
     pub ram: Budget,
+    /// Part of it that is left to what is on its way between a worker and the disk. `"auto"`: an
+    /// eighth. Default: `"auto"`.
+    pub ram_headroom: Budget,
     /// Section `[store.disk]`.
     pub disk: Disk,
 }
@@ -32,6 +37,12 @@ pub struct Disk {
     /// Bytes of the file system that stay free whatever the budget says. `"auto"`: a twentieth of
     /// the file system, at most 5 GiB. Default: `"auto"`.
     pub min_free: Budget,
+    /// Most bytes of bad files that are kept aside, within the budget. Default: `"1 GiB"`.
+    pub quarantine: ByteSize,
+    /// Threads that read or write one large object together. Default: `4`.
+    pub io_threads: u32,
+    /// Bypass the page cache, where the file system can. Default: `true`.
+    pub direct_io: bool,
 }
 
 /// A size, or `"auto"`.
@@ -41,15 +52,6 @@ pub enum Budget {
     Auto,
     /// Exactly this.
     Bytes(ByteSize),
-}
-
-/// Budgets in bytes, as they hold on this machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resolved {
-    /// Size of the RAM tier.
-    pub ram: u64,
-    /// The disk tier: folder, budget and floor of free bytes.
-    pub disk: Option<(PathBuf, u64, u64)>,
 }
 
 /// The smallest RAM tier that makes sense.
@@ -63,6 +65,7 @@ impl Default for Store {
     fn default() -> Self {
         Store {
             ram: Budget::Auto,
+            ram_headroom: Budget::Auto,
             disk: Disk::default(),
         }
     }
@@ -73,52 +76,36 @@ impl Store {
     pub fn validate(&self, problems: &mut Vec<String>) {
         let Store {
             ram,
-            disk:
-                Disk {
-                    path,
-                    budget,
-                    min_free: _,
-                },
+            ram_headroom,
+            disk,
         } = self;
         if let Budget::Bytes(size) = ram
             && !(RAM_MIN..=1 << 50).contains(&size.as_u64())
         {
             problems.push(format!("store.ram: {size} is not between 16 MiB and 1 PiB"));
         }
-        if !path.as_os_str().is_empty() && !path.is_absolute() {
-            problems.push(format!(
-                "store.disk.path: {} is not absolute",
-                path.display()
-            ));
-        }
-        if path.as_os_str().as_encoded_bytes().contains(&0) {
-            problems.push("store.disk.path: contains a NUL byte".into());
-        }
-        if let Budget::Bytes(size) = budget
-            && !(DISK_MIN..=1 << 60).contains(&size.as_u64())
+        if let (Budget::Bytes(size), Budget::Bytes(headroom)) = (ram, ram_headroom)
+            && headroom >= size
         {
-            problems.push(format!(
-                "store.disk.budget: {size} is not between 16 MiB and 1 EiB"
-            ));
+            problems.push(format!("store.ram_headroom: nothing of {size} is left"));
         }
+        disk.validate(problems);
     }
 
     /// Works out the `"auto"` budgets from this machine's memory and file system.
-    pub fn resolve(&self) -> Resolved {
-        let Store { ram, disk } = self;
+    pub fn resolve(&self) -> store::Config {
+        let Store {
+            ram,
+            ram_headroom,
+            disk,
+        } = self;
         let ram = ram.or(|| (memory_available() / 4).clamp(RAM_MIN, 8 << 30));
-        let Disk {
-            path,
-            budget,
-            min_free,
-        } = disk;
-        let disk = (!path.as_os_str().is_empty()).then(|| {
-            let FileSystem { size, free } = FileSystem::of(path);
-            let min_free = min_free.or(|| (size / 20).min(5 << 30));
-            let budget = budget.or(|| (free / 2).clamp(DISK_MIN, 100 << 30));
-            (path.clone(), budget, min_free)
-        });
-        Resolved { ram, disk }
+        let headroom = ram_headroom.or(|| ram / 8).min(ram / 2);
+        store::Config {
+            ram: ByteSize::b(ram),
+            ram_headroom: Some(ByteSize::b(headroom)),
+            disk: disk.resolve(),
+        }
     }
 }
 
@@ -172,7 +159,68 @@ impl Default for Disk {
             path: PathBuf::from("/var/lib/engram"),
             budget: Budget::Auto,
             min_free: Budget::Auto,
+            quarantine: ByteSize::gib(1),
+            io_threads: 4,
+            direct_io: true,
         }
+    }
+}
+
+impl Disk {
+    fn validate(&self, problems: &mut Vec<String>) {
+        let Disk {
+            path,
+            budget,
+            min_free: _,
+            quarantine: _,
+            io_threads,
+            direct_io: _,
+        } = self;
+        if !path.as_os_str().is_empty() && !path.is_absolute() {
+            problems.push(format!(
+                "store.disk.path: {} is not absolute",
+                path.display()
+            ));
+        }
+        if path.as_os_str().as_encoded_bytes().contains(&0) {
+            problems.push("store.disk.path: contains a NUL byte".into());
+        }
+        if let Budget::Bytes(size) = budget
+            && !(DISK_MIN..=1 << 60).contains(&size.as_u64())
+        {
+            problems.push(format!(
+                "store.disk.budget: {size} is not between 16 MiB and 1 EiB"
+            ));
+        }
+        if !(1..=64).contains(io_threads) {
+            problems.push(format!(
+                "store.disk.io_threads: {io_threads} is not between 1 and 64"
+            ));
+        }
+    }
+
+    /// `None` without a path: no disk tier.
+    fn resolve(&self) -> Option<store::DiskConfig> {
+        let Disk {
+            path,
+            budget,
+            min_free,
+            quarantine,
+            io_threads,
+            direct_io,
+        } = self;
+        if path.as_os_str().is_empty() {
+            return None;
+        }
+        let FileSystem { size, free } = FileSystem::of(path);
+        Some(store::DiskConfig {
+            path: path.clone(),
+            bytes: ByteSize::b(budget.or(|| (free / 2).clamp(DISK_MIN, 100 << 30))),
+            min_free: ByteSize::b(min_free.or(|| (size / 20).min(5 << 30))),
+            quarantine: *quarantine,
+            io_threads: *io_threads,
+            direct_io: *direct_io,
+        })
     }
 }
 
@@ -231,19 +279,22 @@ mod tests {
     fn automatic_budgets_are_bounded() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("not/made/yet");
-        let store = Store {
-            disk: Disk {
-                path: path.clone(),
-                ..Disk::default()
-            },
-            ..Store::default()
+        let disk = Disk {
+            path: path.clone(),
+            ..Disk::default()
         };
-        let Resolved { ram, disk } = store.resolve();
-        assert!((RAM_MIN..=8 << 30).contains(&ram));
-        let (resolved, budget, min_free) = disk.unwrap();
-        assert_eq!(resolved, path);
-        assert!((DISK_MIN..=100 << 30).contains(&budget));
-        assert!(min_free > 0 && min_free <= 5 << 30);
+        let resolved = Store {
+            disk,
+            ..Store::default()
+        }
+        .resolve();
+        assert!((RAM_MIN..=8 << 30).contains(&resolved.ram.as_u64()));
+        assert!(resolved.ram_headroom.unwrap() < resolved.ram);
+        let disk = resolved.disk.as_ref().unwrap();
+        assert_eq!(disk.path, path);
+        assert!((DISK_MIN..=100 << 30).contains(&disk.bytes.as_u64()));
+        assert!((1..=5 << 30).contains(&disk.min_free.as_u64()));
+        assert_eq!(resolved.validate(), Vec::<String>::new());
     }
 
     #[test]
@@ -253,22 +304,29 @@ mod tests {
             path: "/x".into(),
             budget: size(70),
             min_free: size(0),
+            ..Disk::default()
         };
         let store = Store {
             ram: size(64),
+            ram_headroom: size(16),
             disk,
         };
         let resolved = store.resolve();
-        assert_eq!(resolved.ram, 64 << 20);
-        assert_eq!(resolved.disk, Some(("/x".into(), 70 << 20, 0)));
+        assert_eq!(resolved.ram, ByteSize::mib(64));
+        assert_eq!(resolved.ram_headroom, Some(ByteSize::mib(16)));
+        let disk = resolved.disk.unwrap();
+        assert_eq!(
+            (disk.bytes, disk.min_free),
+            (ByteSize::mib(70), ByteSize::b(0))
+        );
         let none = Store {
             disk: Disk {
                 path: "".into(),
                 ..Disk::default()
             },
-            ..Store::default()
+            ..store
         };
-        assert_eq!(none.resolve().disk, None);
+        assert!(none.resolve().disk.is_none());
     }
 
     #[test]

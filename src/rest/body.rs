@@ -9,18 +9,19 @@ use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::header;
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use super::error::{ApiError, ErrorType};
 
-/// The body as a JSON object.
+/// The fields of a JSON object, taken one by one, so that a refusal names the field.
 #[derive(Debug)]
-pub struct Json<T>(pub T);
+pub struct Fields(Map<String, Value>);
 
 /// The query string.
 #[derive(Debug)]
 pub struct Params<T>(pub T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
+impl<S: Send + Sync> FromRequest<S> for Fields {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
@@ -39,21 +40,27 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
         let bytes = Bytes::from_request(request, state)
             .await
             .map_err(|error| ApiError::invalid(error.body_text()))?;
-        parse(&bytes).map(Json)
+        match serde_json::from_slice(&bytes) {
+            Ok(Value::Object(fields)) => Ok(Fields(fields)),
+            Ok(_) => Err(ApiError::invalid("The body must be a JSON object")),
+            Err(error) => Err(ApiError::invalid(format!("The body is not JSON: {error}"))),
+        }
     }
 }
 
-/// An object, not an array of its fields in order, which serde would take too.
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    if bytes
-        .trim_ascii_start()
-        .first()
-        .is_some_and(|first| *first != b'{')
-    {
-        return Err(ApiError::invalid("The body must be a JSON object"));
+impl Fields {
+    /// A field, if it is there and not null.
+    ///
+    /// # Errors
+    /// 400 when it has another type.
+    pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
+        match self.0.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => T::deserialize(value)
+                .map(Some)
+                .map_err(|error| ApiError::invalid(format!("`{name}`: {error}"))),
+        }
     }
-    serde_json::from_slice(bytes)
-        .map_err(|error| ApiError::invalid(format!("The body cannot be used: {error}")))
 }
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {

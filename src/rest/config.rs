@@ -36,7 +36,7 @@ pub struct Config {
     /// Default: `"30s"`.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
-    /// Requests served at a time; more are answered with 503. Default: `256`.
+    /// Requests served at a time; more are answered with 503. Default: `128`.
     pub max_requests: u32,
     /// Connections held at a time; more are closed at once. Default: `1024`.
     pub max_connections: u32,
@@ -79,7 +79,7 @@ impl Default for Config {
             allowed_hosts: Vec::new(),
             max_body: ByteSize::mib(4),
             timeout: Duration::from_secs(30),
-            max_requests: 256,
+            max_requests: 128,
             max_connections: 1024,
         }
     }

@@ -7,90 +7,23 @@
 
 use std::time::Duration;
 
-use axum::Json as Reply;
+use axum::Json;
 use axum::extract::State;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::body::Json;
+use super::body::Fields;
 use super::error::{ApiError, ErrorType};
 use super::names::checked;
 use super::state::Shared;
 use crate::service::{
     DeleteReply, DeleteRequest, InfoRequest, ListReply, ListRequest, RestoreReply, RestoreRequest,
-    SaveReply, SaveRequest, Selector, SnapshotRow,
+    SaveReply, SaveRequest, Selector, ServiceError, SnapshotRow,
 };
 use crate::types::{SnapshotId, TokenId};
 
 /// The longest pin that a client may ask for.
 const PIN_MAX_SECONDS: f64 = 86_400.0;
-
-/// Selectors that every request may carry.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Select {
-    tenant: Option<String>,
-    rid: Option<String>,
-    conversation_id: Option<String>,
-    turn_number: Option<i64>,
-    branch_name: Option<String>,
-    snapshot_id: Option<String>,
-}
-
-/// Body of `/save_snapshot`.
-#[derive(Debug, Deserialize)]
-pub struct Save {
-    #[serde(flatten)]
-    select: Select,
-    #[serde(default = "yes")]
-    durable: bool,
-}
-
-/// Body of `/restore_snapshot`.
-#[derive(Debug, Deserialize)]
-pub struct Restore {
-    #[serde(flatten)]
-    select: Select,
-    #[serde(default)]
-    create_new_request: bool,
-    continuation_ids: Option<Vec<TokenId>>,
-    max_new_tokens: Option<u32>,
-    request_id: Option<String>,
-    pin_seconds: Option<f64>,
-}
-
-/// Body of `/list_snapshots`.
-#[derive(Debug, Deserialize)]
-pub struct List {
-    tenant: Option<String>,
-    conversation_id: String,
-    #[serde(default)]
-    limit: usize,
-    #[serde(default)]
-    offset: usize,
-}
-
-/// Body of `/get_snapshot_info`.
-#[derive(Debug, Deserialize)]
-pub struct Info {
-    #[serde(flatten)]
-    select: Select,
-    #[serde(default = "yes")]
-    with_tokens: bool,
-}
-
-/// Body of `/delete_snapshot`.
-#[derive(Debug, Deserialize)]
-pub struct Delete {
-    #[serde(flatten)]
-    select: Select,
-    #[serde(default)]
-    whole: bool,
-}
-
-fn yes() -> bool {
-    true
-}
 
 /// A snapshot as the compatible surface describes it: a row, and fields that only a server which
 /// owns the pools could fill.
@@ -105,20 +38,13 @@ struct Metadata {
 }
 
 /// `POST /save_snapshot`
-pub async fn save(
-    State(shared): State<Shared>,
-    Json(Save { select, durable }): Json<Save>,
-) -> Result<Reply<Value>, ApiError> {
+pub async fn save(State(shared): State<Shared>, mut body: Fields) -> Result<Json<Value>, ApiError> {
     // A name that a client makes up for its snapshot is a label: it selects nothing.
-    let label = select
-        .snapshot_id
-        .clone()
-        .filter(|text| text.parse::<SnapshotId>().is_err());
-    let select = Select {
-        snapshot_id: select.snapshot_id.filter(|_| label.is_none()),
-        ..select
-    };
-    let select = select.checked(Need::Conversation)?;
+    let id: Option<String> = body.take("snapshot_id")?;
+    let snapshot = id.as_ref().and_then(|text| text.parse::<SnapshotId>().ok());
+    let label = id.filter(|_| snapshot.is_none());
+    let durable = body.take("durable")?.unwrap_or(true);
+    let select = selector(&mut body, snapshot, Need::Conversation)?;
     let request = SaveRequest {
         durable,
         timeout: shared.patience(),
@@ -136,19 +62,17 @@ pub async fn save(
 /// `POST /restore_snapshot`
 pub async fn restore(
     State(shared): State<Shared>,
-    Json(body): Json<Restore>,
-) -> Result<Reply<Value>, ApiError> {
-    let Restore {
-        select,
-        create_new_request,
-        continuation_ids,
-        max_new_tokens,
-        request_id,
-        pin_seconds,
-    } = body;
-    let select = select.checked(Need::Conversation)?;
+    mut body: Fields,
+) -> Result<Json<Value>, ApiError> {
+    let create_new_request: Option<bool> = body.take("create_new_request")?;
+    let continuation_ids: Option<Vec<TokenId>> = body.take("continuation_ids")?;
+    let max_new_tokens: Option<u32> = body.take("max_new_tokens")?;
+    let request_id: Option<String> = body.take("request_id")?;
+    let pin_seconds: Option<f64> = body.take("pin_seconds")?;
+    let snapshot = snapshot_id(&mut body)?;
+    let select = selector(&mut body, snapshot, Need::Conversation)?;
     match (
-        create_new_request,
+        create_new_request.unwrap_or(false),
         continuation_ids.is_some(),
         max_new_tokens.is_some(),
     ) {
@@ -215,42 +139,38 @@ pub async fn restore(
 }
 
 /// `POST /list_snapshots`
-pub async fn list(
-    State(shared): State<Shared>,
-    Json(List {
-        tenant,
-        conversation_id,
-        limit,
-        offset,
-    }): Json<List>,
-) -> Result<Reply<Value>, ApiError> {
+pub async fn list(State(shared): State<Shared>, mut body: Fields) -> Result<Json<Value>, ApiError> {
+    let conversation_id = checked("conversation_id", body.take("conversation_id")?)?;
+    if conversation_id.is_none() {
+        return Err(ApiError::invalid("`conversation_id` is needed"));
+    }
     let request = ListRequest {
-        tenant: checked("tenant", tenant)?,
-        conversation_id: checked("conversation_id", Some(conversation_id))?,
-        limit,
-        offset,
+        tenant: checked("tenant", body.take("tenant")?)?,
+        conversation_id,
+        limit: body.take("limit")?.unwrap_or(0),
+        offset: body.take("offset")?.unwrap_or(0),
     };
-    let ListReply { snapshots, total } = shared.service()?.list(request)?;
+    // A conversation that nobody knows has no snapshots: clients ask before there is one.
+    let ListReply { snapshots, total } = match shared.service()?.list(request) {
+        Err(ServiceError::NotFound { .. }) => ListReply::default(),
+        reply => reply?,
+    };
     let snapshots: Vec<_> = snapshots.into_iter().map(Metadata::from).collect();
-    Ok(Reply(
+    Ok(Json(
         json!({ "success": true, "snapshots": snapshots, "total": total }),
     ))
 }
 
 /// `POST /get_snapshot_info`
-pub async fn info(
-    State(shared): State<Shared>,
-    Json(Info {
-        select,
-        with_tokens,
-    }): Json<Info>,
-) -> Result<Reply<Value>, ApiError> {
-    let select = select.checked(Need::One)?;
+pub async fn info(State(shared): State<Shared>, mut body: Fields) -> Result<Json<Value>, ApiError> {
+    let with_tokens = body.take("with_tokens")?.unwrap_or(true);
+    let snapshot = snapshot_id(&mut body)?;
+    let select = selector(&mut body, snapshot, Need::One)?;
     let row = shared.service()?.info(InfoRequest {
         select,
         with_tokens,
     })?;
-    Ok(Reply(
+    Ok(Json(
         json!({ "success": true, "metadata": Metadata::from(row) }),
     ))
 }
@@ -258,9 +178,12 @@ pub async fn info(
 /// `POST /delete_snapshot`
 pub async fn delete(
     State(shared): State<Shared>,
-    Json(Delete { select, whole }): Json<Delete>,
-) -> Result<Reply<Value>, ApiError> {
-    let select = select.checked(if whole { Need::Conversation } else { Need::One })?;
+    mut body: Fields,
+) -> Result<Json<Value>, ApiError> {
+    let whole = body.take("whole")?.unwrap_or(false);
+    let snapshot = snapshot_id(&mut body)?;
+    let need = if whole { Need::Conversation } else { Need::One };
+    let select = selector(&mut body, snapshot, need)?;
     let reply = shared
         .service()?
         .delete(DeleteRequest { select, whole })
@@ -271,7 +194,7 @@ pub async fn delete(
         objects,
         bytes,
     } = reply;
-    Ok(Reply(json!({
+    Ok(Json(json!({
         "success": true,
         "message": format!("{names} turns and branches deleted"),
         "deleted": true,
@@ -283,14 +206,14 @@ pub async fn delete(
 }
 
 /// `success` and the fields of a row, with more fields that win over them.
-fn success(row: &SnapshotRow, more: Value) -> Result<Reply<Value>, ApiError> {
+fn success(row: &SnapshotRow, more: Value) -> Result<Json<Value>, ApiError> {
     let mut all = serde_json::to_value(row)
         .map_err(|error| ApiError::new(ErrorType::Internal, error.to_string()))?;
     if let (Value::Object(all), Value::Object(more)) = (&mut all, more) {
         all.extend(more);
         all.insert("success".into(), Value::Bool(true));
     }
-    Ok(Reply(all))
+    Ok(Json(all))
 }
 
 /// What a request has to name.
@@ -302,56 +225,47 @@ enum Need {
     One,
 }
 
-// === impl Select ===
+/// The field `snapshot_id` where it selects.
+fn snapshot_id(body: &mut Fields) -> Result<Option<SnapshotId>, ApiError> {
+    let Some(text) = body.take::<String>("snapshot_id")? else {
+        return Ok(None);
+    };
+    text.parse()
+        .map(Some)
+        .map_err(|_| ApiError::invalid("`snapshot_id` is not a UUID"))
+}
 
-impl Select {
-    /// The selector for the service.
-    fn checked(self, need: Need) -> Result<Selector, ApiError> {
-        let Select {
-            tenant,
-            rid,
-            conversation_id,
-            turn_number,
-            branch_name,
-            snapshot_id,
-        } = self;
-        let turn_number = match turn_number {
-            None => None,
-            Some(turn) => Some(
-                u32::try_from(turn)
-                    .ok()
-                    .filter(|turn| *turn > 0)
-                    .ok_or_else(|| ApiError::invalid("`turn_number` counts from 1"))?,
-            ),
-        };
-        let snapshot_id = match snapshot_id {
-            None => None,
-            Some(text) => Some(
-                text.parse()
-                    .map_err(|_| ApiError::invalid("`snapshot_id` is not a UUID"))?,
-            ),
-        };
-        let select = Selector {
-            tenant: checked("tenant", tenant)?,
-            rid: checked("rid", rid)?,
-            conversation_id: checked("conversation_id", conversation_id)?,
-            turn_number,
-            branch_name: checked("branch_name", branch_name)?,
-            snapshot_id,
-        };
-        if select.snapshot_id.is_some() {
-            return Ok(select);
-        }
-        if select.rid.is_none() && select.conversation_id.is_none() {
-            return Err(ApiError::invalid("`conversation_id` or `rid` is needed"));
-        }
-        if need == Need::One && select.turn_number.is_none() && select.branch_name.is_none() {
-            return Err(ApiError::invalid(
-                "`turn_number` or `branch_name` is needed",
-            ));
-        }
-        Ok(select)
+/// The selector in a body.
+fn selector(
+    body: &mut Fields,
+    snapshot_id: Option<SnapshotId>,
+    need: Need,
+) -> Result<Selector, ApiError> {
+    let turn_number: Option<u32> = body.take("turn_number")?;
+    if turn_number == Some(0) {
+        return Err(ApiError::invalid("`turn_number` counts from 1"));
     }
+    let mut name = |field: &str| checked(field, body.take(field)?);
+    let select = Selector {
+        tenant: name("tenant")?,
+        rid: name("rid")?,
+        conversation_id: name("conversation_id")?,
+        turn_number,
+        branch_name: name("branch_name")?,
+        snapshot_id,
+    };
+    if select.snapshot_id.is_some() {
+        return Ok(select);
+    }
+    if select.rid.is_none() && select.conversation_id.is_none() {
+        return Err(ApiError::invalid("`conversation_id` or `rid` is needed"));
+    }
+    if need == Need::One && select.turn_number.is_none() && select.branch_name.is_none() {
+        return Err(ApiError::invalid(
+            "`turn_number` or `branch_name` is needed",
+        ));
+    }
+    Ok(select)
 }
 
 // === impl Metadata ===

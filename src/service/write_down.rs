@@ -84,7 +84,7 @@ impl Service {
             };
             (labels(record), std::sync::Arc::clone(&record.model))
         };
-        disk.register_model(model.fingerprint, &model.shape, model.description())?;
+        disk.register_model(model.fingerprint, &model.geometry, model.description())?;
         let mut bytes = 0;
         for id in &plan.lacking {
             let object = self

@@ -11,6 +11,7 @@ use crate::service::hold::Point;
 use crate::service::metrics::{self, ByReason, Name};
 use crate::service::policy::{self, Facts};
 use crate::service::restore_state::RestoreState;
+use crate::store::pieces;
 use crate::types::{ObjectId, ObjectKind, TierKind, TokenRange};
 
 /// Leases that one worker may hold.
@@ -97,12 +98,12 @@ impl Session {
         })?;
         let boundary = hit.boundary;
         let kv_from = device_kv.min(boundary);
-        let shape = &model.shape;
+        let geometry = &model.geometry;
         let state = Part {
             object: hit.state,
             piece: 0,
             range: TokenRange::at(boundary),
-            bytes: shape.state_bytes(),
+            bytes: geometry.state_bytes(),
             filled: false,
         };
         let mut parts = vec![state];
@@ -114,7 +115,7 @@ impl Session {
             let Some(used) = part.range.overlap(needed) else {
                 continue;
             };
-            let pieces = shape.pieces(ObjectKind::Kv, part.object_range);
+            let pieces = pieces(geometry, ObjectKind::Kv, part.object_range);
             for (piece, at) in pieces.iter().enumerate() {
                 if at.range.overlap(used).is_some() {
                     let (object, range, bytes) = (part.object, at.range, at.bytes);
