@@ -198,7 +198,7 @@ impl Service {
 
     fn write_demoted(&self, object: &store::Object, model: &Model) -> Result<u64, StoreError> {
         if let Some(disk) = &self.store.disk {
-            disk.register_model(model.fingerprint, &model.shape, model.description())?;
+            disk.register_model(model.fingerprint, &model.geometry, model.description())?;
         }
         self.write_object(object)
     }
