@@ -15,6 +15,8 @@
 //! What the worker asked wrongly is answered. What cannot be (a broken record, an unknown value) ends the session.
 
 mod copies;
+mod lookup;
+mod offer;
 mod outbox;
 pub mod requests;
 mod restore;
