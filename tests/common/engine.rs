@@ -42,6 +42,7 @@ impl Engine {
         wait_for("another attached worker", || {
             (workers(daemon) > attached).then_some(())
         });
+        engine.wait_attached();
         engine
     }
 
@@ -130,6 +131,14 @@ impl Engine {
         });
         self.restart();
         wait_for("an attached worker", || (workers(daemon) > 0).then_some(()));
+        self.wait_attached();
+    }
+
+    /// Waits until the engine itself knows that it is attached.
+    pub fn wait_attached(&self) {
+        wait_for("an engine that knows its session", || {
+            (self.info()["memory"]["attached"] == true).then_some(())
+        });
     }
 }
 
