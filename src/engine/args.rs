@@ -84,9 +84,6 @@ pub struct Args {
     /// A daemon without a sign of life for so long is given up; it is attached to again later.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     pub daemon_silence: Duration,
-    /// Once the engine listens, write its address as JSON to this file.
-    #[arg(long, value_name = "FILE")]
-    pub announce: Option<PathBuf>,
 }
 
 /// All parts' configurations.
@@ -102,8 +99,6 @@ pub struct Config {
     pub scheduler: SchedulerConfig,
     /// The daemon, if there is to be one.
     pub attach: Option<attach::Config>,
-    /// Where to write the address.
-    pub announce: Option<PathBuf>,
 }
 
 /// Everything that is wrong with a command line.
@@ -145,7 +140,6 @@ impl Args {
             restore_patience,
             save_patience,
             daemon_silence,
-            announce,
         } = self;
         let mut problems = Vec::new();
         let mut positive = |name: &str, value: usize| {
@@ -225,7 +219,6 @@ impl Args {
                     max_running: *max_running,
                 },
                 attach,
-                announce: announce.clone(),
             }),
             _ => Err(BadArgs { problems }),
         }

@@ -45,9 +45,7 @@ pub mod scheduler;
 pub use args::{Args, BadArgs, Config};
 
 use std::future::Future;
-use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
@@ -162,9 +160,6 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         .with_context(|| format!("{}", config.listen))?;
     let address: SocketAddr = listener.local_addr()?;
     let engine = Engine::start(&config)?;
-    if let Some(path) = &config.announce {
-        announce(path, address).with_context(|| format!("writing {}", path.display()))?;
-    }
     tracing::info!(%address, model = config.model.name, "Engine serves");
     let mut terminate = signal(SignalKind::terminate())?;
     let stop = async move {
@@ -174,14 +169,4 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         }
     };
     engine.serve(listener, stop).await
-}
-
-/// Says where the engine listens. Readers never see half of the file.
-fn announce(path: &Path, address: SocketAddr) -> io::Result<()> {
-    let mut draft = path.as_os_str().to_owned();
-    draft.push(".draft");
-    let said =
-        serde_json::json!({ "pid": std::process::id(), "http": format!("http://{address}") });
-    std::fs::write(&draft, said.to_string())?;
-    std::fs::rename(&draft, path)
 }

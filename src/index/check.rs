@@ -21,7 +21,8 @@ macro_rules! ensure {
 // === impl Index ===
 
 impl<T: Tokens> Index<T> {
-    /// Walks everything and compares; for tests, as it takes time and memory in proportion to the index.
+    /// Walks everything and compares; for tests, as it takes time and memory in proportion to the
+    /// index.
     ///
     /// # Errors
     ///

@@ -21,8 +21,8 @@ type Given<'a> = HashMap<ObjectId, &'a ObjectEntry>;
 // === impl Index ===
 
 impl<T: Tokens> Index<T> {
-    /// Inserts a snapshot of all of `tokens`. Where one stands already, that one stays, and only learns of copies in more
-    /// tiers. Its tokens go to the log as far as they are new.
+    /// Inserts a snapshot of all of `tokens`. Where one stands already, that one stays, and only
+    /// learns of copies in more tiers. Its tokens go to the log as far as they are new.
     ///
     /// # Errors
     ///
@@ -98,6 +98,10 @@ impl<T: Tokens> Index<T> {
             self.objects.reclass(object, self.facts(object));
         }
         self.touch_at(snapshot, new.created);
+        if let Some(below) = at.and_then(|at| at.partial) {
+            // What a split left below may have no KV: it was part of a longer tombstone.
+            self.prune(below);
+        }
         Ok(self.inserted(snapshot, true, &new))
     }
 
@@ -163,8 +167,8 @@ impl<T: Tokens> Index<T> {
         }
     }
 
-    /// A reference must be to an object that is known or given, and that belongs to these tokens: what is known of
-    /// its tokens must lie on the path, of which `[0, matched)` exists.
+    /// A reference must be to an object that is known or given, and that belongs to these tokens:
+    /// what is known of its tokens must lie on the path, of which `[0, matched)` exists.
     fn check_part(
         &self,
         part: &KvRef,
@@ -232,7 +236,7 @@ impl<T: Tokens> Index<T> {
             return Ok(above);
         };
         let head = self.head(tail);
-        Ok(self.nodes.insert_child(Node {
+        let node = self.nodes.insert_child(Node {
             parent: above,
             start: matched,
             len,
@@ -240,7 +244,11 @@ impl<T: Tokens> Index<T> {
             head,
             offset,
             ..Node::root()
-        }))
+        });
+        if self.can_merge(above) {
+            self.merge(above);
+        }
+        Ok(node)
     }
 
     /// Makes an object known on `path` as far as `end`; whether anything was new.

@@ -50,7 +50,8 @@ impl<T: Tokens> Index<T> {
         }
     }
 
-    /// The stored KV of `[0, upto)` of `tokens`: consecutive ranges from token 0, as far as they go.
+    /// The stored KV of `[0, upto)` of `tokens`: consecutive ranges from token 0, as far as they
+    /// go.
     #[must_use]
     pub fn kv_refs(&self, key: &TreeKey, tokens: &[TokenId], upto: u32) -> Vec<KvRef> {
         let tokens = limit(tokens, upto.min(MAX_TOKENS));

@@ -2,36 +2,45 @@
 //!
 //! # What
 //!
-//! One radix tree of token ids per [`TreeKey`]. A **snapshot** stands at a node: it has a state (one object) and needs KV of every
-//! token from the root to its node (objects that it shares with other snapshots on the way). The index is pure:
-//! no IO but the token log behind [`Tokens`], no clock, no lock. It has one owner, which brings the time along.
+//! One radix tree of token ids per [`TreeKey`]. A **snapshot** stands at a node: it has a state
+//! (one object) and needs KV of every token from the root to its node (objects that it shares with
+//! other snapshots on the way). The index is pure: no IO but the token log behind [`Tokens`], no
+//! clock, no lock. It has one owner, which brings the time along.
 //!
 //! # State
 //!
-//! - An **edge** holds where its tokens stand in the log, how many they are, the first of them and a hash of the first 64. Memory
-//!   does not grow with the length of prompts. The first token finds the edge, the hash spares reading the log for most edges that
-//!   do not fit, and the tokens themselves decide, always.
-//! - A **KV object** covers positions `[a, b)` of one path. Every node on that path whose edge has some of them lists it. It may be used in part: a branch in
-//!   the middle shares what lies before the divergence, and a split of an edge copies nothing. A manifest may name a part
-//!   of an object whose other tokens are not known here; its `reach` says how far they are, and a later snapshot may extend it.
-//! - A KV object is **needed** while a live snapshot exists at or below the node where the object starts: each of them has at least one of
-//!   its tokens on its path. So nodes count the snapshots below them, and an insert, a removal or a pin walks up one path.
-//! - A **tombstone** is a node without a snapshot: its state went, or it never had one. It stays while it has KV or branches; a
-//!   node with neither is pruned, one with a single child is merged with it where their tokens stand side by side in the log.
+//! - An **edge** holds where its tokens stand in the log, how many they are, the first of them and
+//!   a hash of the first 64. Memory does not grow with the length of prompts. The first token finds
+//!   the edge, the hash spares reading the log for most edges that do not fit, and the tokens
+//!   themselves decide, always.
+//! - A **KV object** covers positions `[a, b)` of one path. Every node on that path whose edge has
+//!   some of them lists it. It may be used in part: a branch in the middle shares what lies before
+//!   the divergence, and a split of an edge copies nothing. A manifest may name a part of an object
+//!   whose other tokens are not known here; its `reach` says how far they are, and a later snapshot
+//!   may extend it.
+//! - A KV object is **needed** while a live snapshot exists at or below the node where the object
+//!   starts: each of them has at least one of its tokens on its path. So nodes count the snapshots
+//!   below them, and an insert, a removal or a pin walks up one path.
+//! - A **tombstone** is a node without a snapshot: its state went, or it never had one. It stays
+//!   while it has KV or branches; a node with neither is pruned, one with a single child is merged
+//!   with it where their tokens stand side by side in the log.
 //!
-//! What holds between any two calls: every edge at or above a live snapshot is covered by objects that have a copy in some tier. So
-//! every snapshot in the index can be restored, and a lookup needs to look for nothing but the deepest one.
+//! What holds between any two calls: every edge at or above a live snapshot is covered by objects
+//! that have a copy in some tier. So every snapshot in the index can be restored, and a lookup
+//! needs to look for nothing but the deepest one.
 //!
 //! # Order of leaving
 //!
-//! States and KV have each their own order of last use (a use of a snapshot is one of its state and of all KV on its path), deepest first among equals. Each
-//! copy of an object in a tier is in one class: orphan (no live snapshot needs it), spare (a lower tier has a copy), last copy, or kept. The classes are ordered sets that
-//! every change keeps right, so asking for [`victims`](Index::victims) costs as much as there are victims.
+//! States and KV have each their own order of last use (a use of a snapshot is one of its state and
+//! of all KV on its path), deepest first among equals. Each copy of an object in a tier is in one
+//! class: orphan (no live snapshot needs it), spare (a lower tier has a copy), last copy, or kept.
+//! The classes are ordered sets that every change keeps right, so asking for
+//! [`victims`](Index::victims) costs as much as there are victims.
 //!
 //! # Errors
 //!
-//! An insert is checked whole before anything changes. Objects that belong to other tokens are refused. A log that gives back other
-//! tokens than it took, or none, makes misses, never hits.
+//! An insert is checked whole before anything changes. Objects that belong to other tokens are
+//! refused. A log that gives back other tokens than it took, or none, makes misses, never hits.
 
 mod api;
 mod check;
@@ -89,7 +98,8 @@ pub struct Index<T> {
 // === impl Index ===
 
 impl<T: Tokens> Index<T> {
-    /// An empty index. `tiers` are those that there are: they say whether a last copy can be written down.
+    /// An empty index. `tiers` are those that there are: they say whether a last copy can be
+    /// written down.
     #[must_use]
     pub fn new(log: T, tiers: TierSet) -> Self {
         Self::with_hashing(log, tiers, Hashing::default())

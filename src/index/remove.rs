@@ -10,8 +10,8 @@ use crate::types::{ObjectId, ObjectKind, SnapshotId, TierKind, Tokens};
 // === impl Index ===
 
 impl<T: Tokens> Index<T> {
-    /// Notes that a tier has a copy of an object, or has it no more. The end of the last copy is the loss of
-    /// the object: see [`lose_object`](Self::lose_object). Unknown objects are ignored.
+    /// Notes that a tier has a copy of an object, or has it no more. The end of the last copy is
+    /// the loss of the object: see [`lose_object`](Self::lose_object). Unknown objects are ignored.
     pub fn set_tier(&mut self, id: &ObjectId, tier: TierKind, there: bool) -> Removed {
         let Some(ix) = self.objects.find(*id) else {
             return Removed::default();
@@ -32,8 +32,9 @@ impl<T: Tokens> Index<T> {
         Removed::default()
     }
 
-    /// The state of a snapshot goes: the snapshot is gone, its node becomes a tombstone, and its KV stays for as long as there is
-    /// room. A leased state stays in the index until its leases end, and is then the first to leave.
+    /// The state of a snapshot goes: the snapshot is gone, its node becomes a tombstone, and its KV
+    /// stays for as long as there is room. A leased state stays in the index until its leases end,
+    /// and is then the first to leave.
     pub fn forget_state(&mut self, id: &SnapshotId) -> Removed {
         let mut removed = Removed::default();
         if let Some(ix) = self.snapshots.find(*id) {
@@ -43,7 +44,8 @@ impl<T: Tokens> Index<T> {
         removed
     }
 
-    /// A snapshot goes, with everything that it alone needed. What is leased leaves later, as a victim.
+    /// A snapshot goes, with everything that it alone needed. What is leased leaves later, as a
+    /// victim.
     pub fn remove_snapshot(&mut self, id: &SnapshotId) -> Removed {
         let mut removed = Removed::default();
         let Some(ix) = self.snapshots.find(*id) else {
@@ -81,8 +83,9 @@ impl<T: Tokens> Index<T> {
         Ok(())
     }
 
-    /// An object turned out to be missing or corrupt: it is gone from every tier, leased or not, and so is exactly every snapshot
-    /// that lacks something without it. The states of those snapshots are among the removed objects.
+    /// An object turned out to be missing or corrupt: it is gone from every tier, leased or not,
+    /// and so is exactly every snapshot that lacks something without it. The states of those
+    /// snapshots are among the removed objects.
     pub fn lose_object(&mut self, id: &ObjectId) -> Removed {
         let mut removed = Removed::default();
         let Some(ix) = self.objects.find(*id) else {

@@ -162,8 +162,8 @@ impl<T: Tokens> Index<T> {
         Some(self.hit_at(self.snapshots.find(*id)?))
     }
 
-    /// Writes the tokens of a snapshot, from the first to its boundary, to the end of `out`; `false` if it is
-    /// not known or the log lacks some of them (`out` is then as it was).
+    /// Writes the tokens of a snapshot, from the first to its boundary, to the end of `out`;
+    /// `false` if it is not known or the log lacks some of them (`out` is then as it was).
     pub fn read_tokens(&self, id: &SnapshotId, out: &mut Vec<TokenId>) -> bool {
         let Some(ix) = self.snapshots.find(*id) else {
             return false;

@@ -102,8 +102,8 @@ impl<T: Tokens> Index<T> {
         root
     }
 
-    /// Cuts the edge of `ix` before position `at`, inside it; says the new upper node, or `None` if the log lacks
-    /// the tokens.
+    /// Cuts the edge of `ix` before position `at`, inside it; says the new upper node, or `None` if
+    /// the log lacks the tokens.
     pub(super) fn split(&mut self, ix: NodeIx, at: u32) -> Option<NodeIx> {
         let node = &self.nodes[ix];
         let cut = at - node.start;
@@ -150,8 +150,8 @@ impl<T: Tokens> Index<T> {
         Some(upper)
     }
 
-    /// Removes `ix` and what is above it as far as nothing is left there; merges the last with its child if
-    /// it has nothing of its own.
+    /// Removes `ix` and what is above it as far as nothing is left there; merges the last with its
+    /// child if it has nothing of its own.
     pub(super) fn prune(&mut self, mut ix: NodeIx) {
         loop {
             let node = &self.nodes[ix];
@@ -180,7 +180,8 @@ impl<T: Tokens> Index<T> {
         }
     }
 
-    /// Whether a node has no snapshot, one child, and its tokens stand before the child's in the log.
+    /// Whether a node has no snapshot, one child, and its tokens stand before the child's in the
+    /// log.
     pub(super) fn can_merge(&self, ix: NodeIx) -> bool {
         let node = &self.nodes[ix];
         let Some(child) = node.first_child.some() else {
@@ -193,7 +194,8 @@ impl<T: Tokens> Index<T> {
             && node.offset + u64::from(node.len) == child.offset
     }
 
-    fn merge(&mut self, upper: NodeIx) {
+    /// Gives the edge of `upper` to its only child: see [`can_merge`](Self::can_merge).
+    pub(super) fn merge(&mut self, upper: NodeIx) {
         let node = &self.nodes[upper];
         let child = &self.nodes[node.first_child];
         let len = (node.len + child.len).min(HEAD_TOKENS);
@@ -247,8 +249,8 @@ impl<T: Tokens> Index<T> {
         }
     }
 
-    /// Where KV that covers position `at` of a node's edge ends, and which it is: `last` if it can be, else
-    /// the longest.
+    /// Where KV that covers position `at` of a node's edge ends, and which it is: `last` if it can
+    /// be, else the longest.
     pub(super) fn cover_step(&self, node: &Node, at: u32, last: ObjIx) -> Option<(ObjIx, u32)> {
         let mut best: Option<(ObjIx, u32)> = None;
         for ix in &node.kv {
@@ -267,7 +269,8 @@ impl<T: Tokens> Index<T> {
         best
     }
 
-    /// Walks the KV that covers `[0, upto)` of a path that starts at the root; says where that ends.
+    /// Walks the KV that covers `[0, upto)` of a path that starts at the root; says where that
+    /// ends.
     pub(super) fn cover(
         &self,
         path: &[NodeIx],

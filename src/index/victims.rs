@@ -30,13 +30,15 @@ impl Selection {
 // === impl Index ===
 
 impl<T: Tokens> Index<T> {
-    /// Objects that can leave `tier`, in the order in which they should, until they free `bytes` (or all that
-    /// can). Timed pins that are over at `now` count no more. The caller acts on them one by one, in this order; until it does, nothing changes here.
+    /// Objects that can leave `tier`, in the order in which they should, until they free `bytes`
+    /// (or all that can). Timed pins that are over at `now` count no more. The caller acts on them
+    /// one by one, in this order; until it does, nothing changes here.
     ///
-    /// The order: what no live snapshot needs; copies of what a lower tier has too; last copies. Each least
-    /// recently used first, and the deepest first among equals. KV that is needed no more once a state is
-    /// forgotten follows that state. Never: what is leased or pinned for a time; the last copy of what a named or promised snapshot needs; the
-    /// last copy of KV that a live snapshot needs, where no lower tier exists.
+    /// The order: what no live snapshot needs; copies of what a lower tier has too; last copies.
+    /// Each least recently used first, and the deepest first among equals. KV that is needed no
+    /// more once a state is forgotten follows that state. Never: what is leased or pinned for a
+    /// time; the last copy of what a named or promised snapshot needs; the last copy of KV that a
+    /// live snapshot needs, where no lower tier exists.
     #[must_use]
     pub fn victims(&mut self, tier: TierKind, bytes: u64, now: Millis) -> Vec<Victim> {
         self.expire_pins(now);

@@ -19,12 +19,11 @@ use super::session::Session;
 use super::workers::{Profile, Worker};
 use crate::device::shm::SharedMap;
 use crate::device::{DeviceError, DeviceKind, Doorbell, RingExport};
-use crate::pool::{DType, Geometry, IdentityError, PoolMap, Shard, fingerprint};
+use crate::pool::{Geometry, IdentityError, PoolMap, Shard, fingerprint};
 use crate::proto::channel::layout::{self, CloseReason};
 use crate::proto::channel::{Capacities, DaemonEnd};
 use crate::proto::v1::refusal::Reason;
 use crate::proto::{PROTOCOL, v1};
-use crate::store::{Dtype, ObjectShape, TensorShape, UniformKv};
 use crate::types::{BLOCK_TOKENS, InstanceId, SessionId, TokenRange};
 
 /// Longest name or version that is kept, in bytes.
@@ -407,41 +406,11 @@ pub(super) fn model_of(
     geometry: &Geometry,
     shard: Shard,
 ) -> Result<Model, IdentityError> {
-    let state = geometry.state_tensors().iter().map(|tensor| {
-        let layers = u32::try_from(tensor.spec.layers.len()).unwrap_or(u32::MAX);
-        let shape = std::iter::once(layers).chain(tensor.spec.shape.iter().copied());
-        TensorShape {
-            name: tensor.spec.name.clone(),
-            dtype: dtype(tensor.spec.dtype),
-            shape: shape.collect(),
-        }
-    });
-    let kv = geometry.kv_uniform().map(|kv| UniformKv {
-        dtype: dtype(kv.dtype),
-        layers: kv.layers,
-        heads: kv.heads,
-        head_dim: kv.head_dim,
-    });
     Ok(Model {
         fingerprint: fingerprint(identity, geometry, shard.size)?,
         name: identity.display_name.clone(),
-        shape: ObjectShape {
-            state: state.collect(),
-            kv_row_bytes: geometry.kv_row_bytes(),
-            kv,
-        },
+        geometry: geometry.clone(),
     })
-}
-
-fn dtype(dtype: DType) -> Dtype {
-    match dtype {
-        DType::U8 => Dtype::U8,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-        DType::F32 => Dtype::F32,
-        DType::F8E4M3 => Dtype::F8_E4M3,
-        DType::F8E5M2 => Dtype::F8_E5M2,
-    }
 }
 
 pub(super) fn refuse(reason: Reason, message: impl Into<String>) -> v1::Refusal {

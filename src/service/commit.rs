@@ -16,7 +16,7 @@ use crate::index::{IndexError, KvRef, NewSnapshot, ObjectEntry, Retain, TierSet,
 use crate::pool::PrefixHasher;
 use crate::proto::channel::layout::Status;
 use crate::store::{
-    Encoding, Object, ObjectMeta, Segment, SegmentHeader, StoreError, Stored, Tier,
+    Encoding, Object, ObjectMeta, Segment, SegmentHeader, StoreError, Stored, Tier, pieces,
 };
 use crate::types::{Namespace, ObjectKind, SnapshotId, TierKind, TokenId, TokenRange};
 
@@ -150,7 +150,7 @@ impl Service {
             namespace: key.namespace,
             generation,
             shards: 1,
-            pieces: model.shape.pieces(kind, range),
+            pieces: pieces(&model.geometry, kind, range),
             encoding: Encoding::Raw,
         };
         let entry = |object: &Object| ObjectEntry {

@@ -11,7 +11,8 @@ use std::time::Duration;
 use super::conversations::{ConversationKey, Conversations};
 use super::save_state::SaveState;
 use crate::index::{Index, LeaseToken, Removed};
-use crate::store::{ObjectShape, TokenLog};
+use crate::pool::Geometry;
+use crate::store::TokenLog;
 use crate::types::{Fingerprint, Generation, Namespace, ObjectId, SnapshotId, TierKind};
 
 /// A model whose states are stored: what an object of it looks like.
@@ -22,7 +23,7 @@ pub struct Model {
     /// For people.
     pub name: String,
     /// Names, types and sizes of what is stored.
-    pub shape: ObjectShape,
+    pub geometry: Geometry,
 }
 
 /// What is known of a snapshot beside the index.

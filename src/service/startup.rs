@@ -114,13 +114,13 @@ impl Service {
         shared: &mut Shared,
     ) -> Result<(), Unusable> {
         let fingerprint = manifest.fingerprint;
-        let shape = disk.shape(&fingerprint).ok_or(Unusable::Model)?;
+        let geometry = disk.geometry(&fingerprint).ok_or(Unusable::Model)?;
         let model = shared.models.entry(fingerprint).or_insert_with(|| {
             let name = manifest.labels.get("model").cloned().unwrap_or_default();
             Arc::new(Model {
                 fingerprint,
                 name,
-                shape: (*shape).clone(),
+                geometry: (*geometry).clone(),
             })
         });
         let namespace = match shared.namespaces.get(&manifest.namespace) {
@@ -138,7 +138,7 @@ impl Service {
             namespace: namespace.id(),
         };
         let tokens = tokens_of(disk, &manifest, &key, &mut shared.tokens)?;
-        let mut objects = manifest.objects(&shape);
+        let mut objects = manifest.objects(&geometry);
         let state = objects.next().ok_or(Unusable::NoKv)?;
         let entry = |meta: &ObjectMeta| ObjectEntry {
             id: meta.id,

@@ -84,7 +84,7 @@ impl Service {
             (labels(record), std::sync::Arc::clone(&record.model))
         };
         let name = BTreeMap::from([("name".to_owned(), model.name.clone())]);
-        disk.register_model(model.fingerprint, &model.shape, name)?;
+        disk.register_model(model.fingerprint, &model.geometry, name)?;
         let mut bytes = 0;
         for id in &plan.lacking {
             let object = self

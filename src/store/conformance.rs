@@ -50,12 +50,12 @@ pub fn run(fresh: &dyn Fn() -> Fixture) {
 }
 
 fn samples(arena: &Arena) -> Vec<Object> {
-    let shape = sample::shape();
+    let geometry = sample::geometry();
     vec![
-        sample::state(arena, &shape, 2500, 1),
-        sample::kv(arena, &shape, 0, 1024, 2),
-        sample::kv(arena, &shape, 1024, 2500, 3),
-        sample::kv(arena, &shape, 1000, 1001, 4),
+        sample::state(arena, &geometry, 2500, 1),
+        sample::kv(arena, &geometry, 0, 1024, 2),
+        sample::kv(arena, &geometry, 1024, 2500, 3),
+        sample::kv(arena, &geometry, 1000, 1001, 4),
     ]
 }
 
@@ -74,7 +74,7 @@ fn what_was_put_is_got(Fixture { tier, arena, .. }: &Fixture) {
         let got = tier.get(&meta.id, arena).expect("it was put");
         assert!(sample::is_right(&got, got.meta.generation.0));
         assert_eq!(got.meta, meta);
-        got.validate(Some(&sample::shape())).expect("valid");
+        got.validate(Some(&sample::geometry())).expect("valid");
         let sealed = arena.scan();
         for segment in got.shards.iter().flatten() {
             let header = sealed.iter().find(|found| found.offset == segment.offset());
@@ -103,10 +103,10 @@ fn a_second_put_writes_nothing(Fixture { tier, arena, .. }: &Fixture) {
 }
 
 fn another_object_under_the_same_id_is_refused(Fixture { tier, arena, .. }: &Fixture) {
-    let shape = sample::shape();
-    let first = sample::state(arena, &shape, 100, 1);
+    let geometry = sample::geometry();
+    let first = sample::state(arena, &geometry, 100, 1);
     tier.put(&first).expect("room");
-    let other = sample::state(arena, &shape, 101, 1);
+    let other = sample::state(arena, &geometry, 101, 1);
     assert!(matches!(tier.put(&other), Err(StoreError::Conflict { .. })));
     let got = tier.get(&first.meta.id, arena).expect("there");
     assert_eq!(got.meta, first.meta);
@@ -148,13 +148,13 @@ fn removing_frees(Fixture { tier, arena, .. }: &Fixture) {
 }
 
 fn the_budget_holds(Fixture { tier, arena, .. }: &Fixture) {
-    let shape = sample::shape();
+    let geometry = sample::geometry();
     let room = 64 << 10;
     let budget = tier.usage().bytes + room;
     tier.set_budget(budget);
     let mut put = 0;
     let refused = (0..100).find_map(|seed| {
-        let object = sample::kv(arena, &shape, 0, 100, seed);
+        let object = sample::kv(arena, &geometry, 0, 100, seed);
         match tier.put(&object) {
             Ok(_) => {
                 put += 1;
@@ -178,8 +178,8 @@ fn the_budget_holds(Fixture { tier, arena, .. }: &Fixture) {
 }
 
 fn invalid_objects_are_refused(Fixture { tier, arena, .. }: &Fixture) {
-    let shape = sample::shape();
-    let good = sample::kv(arena, &shape, 0, 1500, 1);
+    let geometry = sample::geometry();
+    let good = sample::kv(arena, &geometry, 0, 1500, 1);
     let refused = |change: &dyn Fn(&mut Object)| {
         let mut bad = good.clone();
         change(&mut bad);
@@ -212,7 +212,7 @@ fn invalid_objects_are_refused(Fixture { tier, arena, .. }: &Fixture) {
 }
 
 fn a_full_arena_is_an_error_without_leak(Fixture { tier, arena, .. }: &Fixture) {
-    let object = sample::kv(arena, &sample::shape(), 0, 2048, 5);
+    let object = sample::kv(arena, &sample::geometry(), 0, 2048, 5);
     let id = object.meta.id;
     tier.put(&object).expect("room");
     drop(object);
@@ -232,14 +232,14 @@ fn a_full_arena_is_an_error_without_leak(Fixture { tier, arena, .. }: &Fixture) 
 }
 
 fn many_threads(Fixture { tier, arena, .. }: &Fixture) {
-    let shape = sample::shape();
+    let geometry = sample::geometry();
     thread::scope(|scope| {
         for worker in 0..4u64 {
-            let shape = &shape;
+            let geometry = &geometry;
             scope.spawn(move || {
                 for round in 0..12u64 {
                     let seed = (worker + round) % 3;
-                    let object = sample::kv(arena, shape, 0, 1100, seed);
+                    let object = sample::kv(arena, geometry, 0, 1100, seed);
                     let id = object.meta.id;
                     tier.put(&object).expect("room");
                     match tier.get(&id, arena) {

@@ -130,7 +130,7 @@ pub enum StoreError {
         /// Length of the block asked for.
         need: u64,
     },
-    /// The data directory was not scanned yet; see `Store::scan`.
+    /// The data directory was not scanned yet; see `Manifests::scan`.
     #[error("the data directory was not scanned yet")]
     NotScanned,
     /// Another process uses the data directory.

@@ -7,14 +7,16 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::{
-    Fingerprint, Generation, Millis, Namespace, ObjectId, ObjectKind, SnapshotId, TokenRange,
+use crate::{
+    pool::Geometry,
+    types::{
+        Fingerprint, Generation, Millis, Namespace, ObjectId, ObjectKind, SnapshotId, TokenRange,
+    },
 };
 
 use super::{
-    object::{Encoding, MAX_SHARDS, ObjectMeta},
+    object::{Encoding, MAX_SHARDS, ObjectMeta, pieces},
     sealed_json::Record,
-    shape::ObjectShape,
 };
 
 const MAX_LABELS: usize = 64;
@@ -85,8 +87,8 @@ impl Manifest {
     /// The version written and read here.
     pub const FORMAT: u32 = 1;
 
-    /// What its objects must be, the state first, by the shape of its model.
-    pub fn objects<'a>(&'a self, shape: &'a ObjectShape) -> impl Iterator<Item = ObjectMeta> + 'a {
+    /// What its objects must be, the state first, by its model's geometry.
+    pub fn objects<'a>(&'a self, geometry: &'a Geometry) -> impl Iterator<Item = ObjectMeta> + 'a {
         let namespace = self.namespace.id();
         let meta = move |id, kind, range, generation| ObjectMeta {
             id,
@@ -96,7 +98,7 @@ impl Manifest {
             namespace,
             generation,
             shards: self.shards,
-            pieces: shape.pieces(kind, range),
+            pieces: pieces(geometry, kind, range),
             encoding: Encoding::Raw,
         };
         let state = meta(
@@ -238,16 +240,12 @@ pub(crate) mod tests {
 
     #[test]
     fn objects_follow_the_shape() {
-        let shape = ObjectShape {
-            state: vec![],
-            kv_row_bytes: 16,
-            kv: None,
-        };
+        let geometry = crate::store::sample::geometry_of(8, 16);
         let manifest = sample();
-        let objects: Vec<ObjectMeta> = manifest.objects(&shape).collect();
+        let objects: Vec<ObjectMeta> = manifest.objects(&geometry).collect();
         assert_eq!(objects.len(), 3);
         for object in &objects {
-            object.validate(Some(&shape)).unwrap();
+            object.validate(Some(&geometry)).unwrap();
         }
         assert_eq!(objects[2].bytes(), (1600 - 1024) * 16 * 2);
         assert_eq!(objects[0].generation, Generation(4));

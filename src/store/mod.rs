@@ -39,7 +39,6 @@ mod object;
 mod ram;
 mod refs;
 mod sealed_json;
-mod shape;
 mod tier;
 mod token_log;
 
@@ -56,10 +55,11 @@ pub use disk::{DiskTier, Registered, conversations::Refs, manifests::Manifests};
 pub use error::{ErrorKind, StoreError};
 pub use facade::Store;
 pub use manifest::{KvRef, Manifest, ObjectRef};
-pub use object::{Encoding, MAX_SHARD_BYTES, MAX_SHARDS, Object, ObjectMeta, Piece};
+pub use object::{
+    Encoding, MAX_OBJECT_TOKENS, MAX_SHARD_BYTES, MAX_SHARDS, Object, ObjectMeta, Piece, pieces,
+};
 pub use ram::RamTier;
 pub use refs::{ConversationKey, ConversationRef, TurnRef};
-pub use shape::{Dtype, MAX_OBJECT_TOKENS, MAX_PIECE_BYTES, ObjectShape, TensorShape, UniformKv};
 pub use tier::{Stored, Tier, Usage};
 pub use token_log::TokenLog;
 

@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
-use crate::types::{
-    Fingerprint, Generation, NamespaceId, ObjectId, ObjectKind, TokenId, TokenRange,
+use crate::{
+    pool::{Geometry, cut},
+    types::{Fingerprint, Generation, NamespaceId, ObjectId, ObjectKind, TokenId, TokenRange},
 };
 
-use super::{
-    arena::Segment,
-    error::StoreError,
-    shape::{MAX_OBJECT_TOKENS, ObjectShape},
-};
+use super::{arena::Segment, error::StoreError};
 
 /// Most payload bytes of one shard of an object.
 pub const MAX_SHARD_BYTES: u64 = 1 << 40;
+/// Most tokens of one object.
+pub const MAX_OBJECT_TOKENS: u32 = 1 << 22;
 /// Most shards of one object.
 pub const MAX_SHARDS: u32 = 1024;
 
@@ -66,6 +65,23 @@ pub struct Object {
     pub tokens: Arc<[TokenId]>,
     /// Bytes: `[shard][piece]`.
     pub shards: Vec<Vec<Arc<Segment>>>,
+}
+
+/// The pieces of one shard of an object: the whole state, or KV cut at the ends of blocks.
+#[must_use]
+pub fn pieces(geometry: &Geometry, kind: ObjectKind, range: TokenRange) -> Vec<Piece> {
+    match kind {
+        ObjectKind::State => vec![Piece {
+            range: TokenRange::at(range.end),
+            bytes: geometry.state_bytes(),
+        }],
+        ObjectKind::Kv => cut(range)
+            .map(|range| Piece {
+                range,
+                bytes: geometry.kv_bytes(range),
+            })
+            .collect(),
+    }
 }
 
 // === impl Encoding ===
@@ -130,8 +146,8 @@ impl ObjectMeta {
             && *encoding == other.encoding
     }
 
-    /// Checks it against the limits and, if given, against the model's shape.
-    pub fn validate(&self, shape: Option<&ObjectShape>) -> Result<(), StoreError> {
+    /// Checks it against the limits and, if given, against the model's geometry.
+    pub fn validate(&self, geometry: Option<&Geometry>) -> Result<(), StoreError> {
         let bad = |what: &str| Err(StoreError::invalid(format!("object {}: {what}", self.id)));
         if self.shards == 0 || self.shards > MAX_SHARDS {
             return bad("number of shards");
@@ -149,10 +165,10 @@ impl ObjectMeta {
         if self.shard_bytes() > MAX_SHARD_BYTES {
             return bad("bytes of a shard");
         }
-        if let Some(shape) = shape
-            && self.pieces != shape.pieces(self.kind, self.range)
+        if let Some(geometry) = geometry
+            && self.pieces != pieces(geometry, self.kind, self.range)
         {
-            return bad("pieces differ from the model's shape");
+            return bad("pieces differ from the model's geometry");
         }
         Ok(())
     }
@@ -175,9 +191,9 @@ impl Object {
     }
 
     /// Checks that its tokens and segments are what its description says.
-    pub fn validate(&self, shape: Option<&ObjectShape>) -> Result<(), StoreError> {
+    pub fn validate(&self, geometry: Option<&Geometry>) -> Result<(), StoreError> {
         let meta = &*self.meta;
-        meta.validate(shape)?;
+        meta.validate(geometry)?;
         let bad = |what: &str| Err(StoreError::invalid(format!("object {}: {what}", meta.id)));
         if self.tokens.len() != meta.token_count() as usize {
             return bad("number of tokens");
@@ -192,5 +208,27 @@ impl Object {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::sample;
+
+    #[test]
+    fn pieces_are_cut_at_blocks() {
+        let geometry = sample::geometry();
+        let range = |start, end| TokenRange { start, end };
+        let all = pieces(&geometry, ObjectKind::Kv, range(1000, 3000));
+        let ranges: Vec<TokenRange> = all.iter().map(|piece| piece.range).collect();
+        let expected = [range(1000, 1024), range(1024, 2048), range(2048, 3000)];
+        assert_eq!(ranges, expected);
+        assert_eq!(all[0].bytes, 24 * geometry.kv_row_bytes());
+        let top = range(u32::MAX - 5, u32::MAX);
+        assert_eq!(pieces(&geometry, ObjectKind::Kv, top).len(), 1);
+        let state = pieces(&geometry, ObjectKind::State, TokenRange::at(77));
+        assert_eq!(state[0].bytes, geometry.state_bytes());
+        assert_eq!(state[0].range, TokenRange::at(77));
     }
 }

@@ -2,16 +2,18 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use crate::types::{
-    Fingerprint, Generation, Millis, Namespace, ObjectId, ObjectKind, SnapshotId, TokenId,
-    TokenRange,
+use crate::{
+    pool::{DType, Geometry, GeometrySpec, KvLayer, StateSpec},
+    types::{
+        Fingerprint, Generation, Millis, Namespace, ObjectId, ObjectKind, SnapshotId, TokenId,
+        TokenRange,
+    },
 };
 
 use super::{
     arena::{Arena, Segment, SegmentHeader},
     manifest::{KvRef, Manifest, ObjectRef},
-    object::{Encoding, Object, ObjectMeta},
-    shape::{Dtype, ObjectShape, TensorShape, UniformKv},
+    object::{Encoding, Object, ObjectMeta, pieces},
 };
 
 /// The model of all samples.
@@ -19,42 +21,52 @@ pub const MODEL: Fingerprint = Fingerprint([0x5a; 32]);
 
 /// A small model with attention, all layers alike. One token's KV: 64 bytes.
 #[must_use]
-pub fn shape() -> ObjectShape {
-    ObjectShape {
+pub fn geometry() -> Geometry {
+    let state = |name: &str, dtype, shape: &[u32]| StateSpec {
+        name: name.into(),
+        dtype,
+        layers: vec![0, 2],
+        shape: shape.to_vec(),
+    };
+    let kv = |layer| KvLayer {
+        layer,
+        dtype: DType::F16,
+        heads: 2,
+        k_head_dim: 4,
+        v_head_dim: 4,
+    };
+    checked(GeometrySpec {
         state: vec![
-            TensorShape {
-                name: "conv.0".into(),
-                dtype: Dtype::BF16,
-                shape: vec![2, 3, 7],
-            },
-            TensorShape {
-                name: "temporal".into(),
-                dtype: Dtype::F32,
-                shape: vec![2, 4, 5, 6],
-            },
+            state("conv.0", DType::BF16, &[3, 7]),
+            state("temporal", DType::F32, &[4, 5, 6]),
         ],
-        kv_row_bytes: 64,
-        kv: Some(UniformKv {
-            dtype: Dtype::F16,
-            layers: 2,
-            heads: 2,
-            head_dim: 4,
-        }),
-    }
+        kv: vec![kv(1), kv(3)],
+    })
 }
 
-/// A model whose state has `bytes` (a multiple of 4) and whose KV rows have `row` bytes.
+/// A model whose state has `bytes` (a multiple of 4) and whose KV has `row` bytes a token, in layers
+/// that are not alike.
 #[must_use]
-pub fn shape_of(bytes: u32, row: u64) -> ObjectShape {
-    ObjectShape {
-        state: vec![TensorShape {
+pub fn geometry_of(bytes: u32, row: u32) -> Geometry {
+    checked(GeometrySpec {
+        state: vec![StateSpec {
             name: "temporal".into(),
-            dtype: Dtype::F32,
-            shape: vec![1, bytes / 4],
+            dtype: DType::F32,
+            layers: vec![0],
+            shape: vec![bytes / 4],
         }],
-        kv_row_bytes: row,
-        kv: None,
-    }
+        kv: vec![KvLayer {
+            layer: 1,
+            dtype: DType::U8,
+            heads: 1,
+            k_head_dim: row,
+            v_head_dim: 0,
+        }],
+    })
+}
+
+fn checked(spec: GeometrySpec) -> Geometry {
+    Geometry::new(spec).expect("sizes within the limits")
 }
 
 /// The id that a seed stands for; spread over all folders.
@@ -71,7 +83,7 @@ pub fn token(seed: u64, position: u32) -> TokenId {
 
 /// The description of an object.
 #[must_use]
-pub fn meta(shape: &ObjectShape, kind: ObjectKind, range: TokenRange, seed: u64) -> ObjectMeta {
+pub fn meta(geometry: &Geometry, kind: ObjectKind, range: TokenRange, seed: u64) -> ObjectMeta {
     ObjectMeta {
         id: id(seed),
         kind,
@@ -80,7 +92,7 @@ pub fn meta(shape: &ObjectShape, kind: ObjectKind, range: TokenRange, seed: u64)
         namespace: Namespace::default().id(),
         generation: Generation(seed),
         shards: 2,
-        pieces: shape.pieces(kind, range),
+        pieces: pieces(geometry, kind, range),
         encoding: Encoding::Raw,
     }
 }
@@ -131,15 +143,15 @@ pub fn object(arena: &Arena, meta: ObjectMeta, seed: u64) -> Object {
 
 /// A state at a boundary, of two shards.
 #[must_use]
-pub fn state(arena: &Arena, shape: &ObjectShape, boundary: u32, seed: u64) -> Object {
-    let meta = meta(shape, ObjectKind::State, TokenRange::at(boundary), seed);
+pub fn state(arena: &Arena, geometry: &Geometry, boundary: u32, seed: u64) -> Object {
+    let meta = meta(geometry, ObjectKind::State, TokenRange::at(boundary), seed);
     object(arena, meta, seed)
 }
 
 /// KV of a range, of two shards.
 #[must_use]
-pub fn kv(arena: &Arena, shape: &ObjectShape, start: u32, end: u32, seed: u64) -> Object {
-    let meta = meta(shape, ObjectKind::Kv, TokenRange { start, end }, seed);
+pub fn kv(arena: &Arena, geometry: &Geometry, start: u32, end: u32, seed: u64) -> Object {
+    let meta = meta(geometry, ObjectKind::Kv, TokenRange { start, end }, seed);
     object(arena, meta, seed)
 }
 

@@ -23,7 +23,7 @@ fn disk_fixture(direct_io: bool, io_threads: u32) -> Fixture {
     let store = config.build(Arc::new(ManualClock::new(Millis(5)))).unwrap();
     let disk = store.disk.clone().unwrap();
     let manifests = store.manifests.as_ref().unwrap();
-    let early = sample::state(&store.arena, &sample::shape(), 5, 1);
+    let early = sample::state(&store.arena, &sample::geometry(), 5, 1);
     assert!(matches!(disk.put(&early), Err(StoreError::NotScanned)));
     manifests.scan(&mut |_| panic!("nothing there")).unwrap();
     assert!(matches!(
@@ -31,7 +31,7 @@ fn disk_fixture(direct_io: bool, io_threads: u32) -> Fixture {
         Err(StoreError::UnknownModel { .. })
     ));
     drop(early);
-    disk.register_model(sample::MODEL, &sample::shape(), Default::default())
+    disk.register_model(sample::MODEL, &sample::geometry(), Default::default())
         .unwrap();
     Fixture {
         tier: disk,

@@ -43,6 +43,7 @@ mod control;
 mod counts;
 mod dial;
 mod identity;
+mod lookup;
 mod place;
 mod plan;
 mod restore;

@@ -18,7 +18,7 @@
 
 use std::time::Duration;
 
-use super::plan::{Take, takes};
+use super::plan::Take;
 use super::restore_state::RestoreState;
 use super::ring::Room;
 use super::session::{Cx, Flight, Session};
@@ -27,12 +27,9 @@ use crate::engine::device_memory::DeviceMemory;
 use crate::engine::memory::{Gate, Holdings};
 use crate::engine::request::RequestInfo;
 use crate::proto::channel::layout::{Outcome, RevokeReason, Status, Tier};
-use crate::proto::channel::msg::{Fill, Filled, Lookup, LookupResult, Release, Revoke};
+use crate::proto::channel::msg::{Fill, Filled, Release, Revoke};
 
 use super::place::Raw;
-
-/// Questions for one request: a snapshot whose boundary is not a page's end is asked past.
-const MAX_QUESTIONS: u32 = 4;
 
 /// Pieces that a streaming restore has asked for at once.
 const STREAM_WINDOW: usize = 8;
@@ -46,21 +43,20 @@ pub(super) struct Restore {
     /// When the request began to wait for it.
     pub started: Duration,
     /// The request was considered for admission.
-    considered: bool,
-    attempt: u32,
-    questions: u32,
-    max_boundary: u32,
+    pub considered: bool,
+    pub attempt: u32,
+    pub max_boundary: u32,
     /// What the device had when the daemon was asked.
     pub device_boundary: u32,
-    device_kv: u32,
-    lease: u64,
+    pub device_kv: u32,
+    pub lease: u64,
     pub boundary: u32,
     pub kv_from: u32,
     pub tier: Option<Tier>,
     /// What moves, and where it is.
     pub pieces: Vec<(Take, At)>,
     /// It goes through the ring piece by piece.
-    streams: bool,
+    pub streams: bool,
     /// Node whose KV is locked: what the device has of the prefix.
     pub locked: Option<NodeId>,
     /// Pages and a slot that nobody else knows of.
@@ -83,6 +79,30 @@ pub(super) enum At {
 // === impl Restore ===
 
 impl Restore {
+    /// One whose daemon was asked just now; `found` is what the device has.
+    pub fn new(now: Duration, attempt: u32, max_boundary: u32, found: &Match) -> Self {
+        Self {
+            state: RestoreState::LookingUp,
+            since: now,
+            started: now,
+            considered: false,
+            attempt,
+            max_boundary,
+            device_boundary: found.boundary as u32,
+            device_kv: found.kv_tokens as u32,
+            lease: 0,
+            boundary: 0,
+            kv_from: 0,
+            tier: None,
+            pieces: Vec::new(),
+            streams: false,
+            locked: None,
+            raw: None,
+            placed: None,
+            release: None,
+        }
+    }
+
     /// Gives back what it holds of the device.
     pub fn let_go(&mut self, device: &mut DeviceMemory) {
         self.relock(None, device);
@@ -140,61 +160,10 @@ impl Restore {
 }
 
 impl Session {
-    /// Asks what the daemon has for a request, if that can be more than the device has.
-    pub fn look_up(&mut self, request: &RequestInfo, cx: &mut Cx<'_>) {
-        let page = cx.device.kv.page_size();
-        let limit = request.prompt.len().saturating_sub(1);
-        let found = cx.device.peek(&request.namespace, &request.prompt, limit);
-        let Ok(max_boundary) = u32::try_from(limit - limit % page) else {
-            return;
-        };
-        if max_boundary as usize > found.boundary {
-            self.ask(request.id.0, max_boundary, &found, 1, cx);
-        }
-    }
-
-    fn ask(&mut self, req: u64, max_boundary: u32, found: &Match, questions: u32, cx: &mut Cx<'_>) {
-        let (boundary, kv) = (found.boundary as u32, found.kv_tokens as u32);
-        let attempt = self.talk.attempt(req);
-        cx.counts.lookups += 1;
-        self.talk.say(Lookup {
-            req,
-            attempt,
-            max_boundary,
-            device_boundary: boundary,
-            device_kv: kv,
-        });
-        let restore = Restore {
-            state: RestoreState::LookingUp,
-            since: cx.now,
-            started: cx.now,
-            considered: false,
-            attempt,
-            questions,
-            max_boundary,
-            device_boundary: boundary,
-            device_kv: kv,
-            lease: 0,
-            boundary: 0,
-            kv_from: 0,
-            tier: None,
-            pieces: Vec::new(),
-            streams: false,
-            locked: None,
-            raw: None,
-            placed: None,
-            release: None,
-        };
-        self.restores.insert(req, restore);
-    }
-
     /// Whether a request may be considered for admission; takes its restore on.
     pub fn gate(&mut self, request: &RequestInfo, cx: &mut Cx<'_>) -> Gate {
         let req = request.id.0;
-        if self.again.remove(&req) {
-            self.talk.next_attempt(req);
-            self.look_up(request, cx);
-        }
+        self.look_up_again(request, cx);
         let Some(restore) = self.restores.get_mut(&req) else {
             return Gate::Open;
         };
@@ -212,6 +181,7 @@ impl Session {
             RestoreState::Placing => self.place(request, cx),
             _ => {}
         }
+        self.look_up_again(request, cx);
         let restore = self.restores.get(&req);
         match restore.map(|restore| (&restore.state, cx.control.holds_restore(&restore.state))) {
             None | Some((RestoreState::Releasing, _)) => Gate::Open,
@@ -251,84 +221,6 @@ impl Session {
         self.end_restore(req, outcome, reused, cx);
     }
 
-    /// The daemon has something, or not.
-    pub fn looked_up(&mut self, result: LookupResult, cx: &mut Cx<'_>) {
-        let LookupResult {
-            req,
-            attempt,
-            lease,
-            boundary,
-            kv_from,
-            tier,
-            reason,
-            bytes: _,
-            parts,
-        } = result;
-        let waits = |restore: &&mut Restore| {
-            restore.state == RestoreState::LookingUp && restore.attempt == attempt
-        };
-        let Some(restore) = self.restores.get_mut(&req).filter(waits) else {
-            cx.counts.late += 1;
-            let known = self.restores.values().any(|restore| restore.lease == lease);
-            if lease != 0 && !known {
-                self.release(lease, Outcome::Deadline, 0, cx);
-            }
-            return;
-        };
-        if lease == 0 {
-            self.restores.remove(&req);
-            let reason = reason.map_or("none", |reason| reason.as_str());
-            *cx.counts.misses.entry(reason).or_default() += 1;
-            return;
-        }
-        (restore.lease, restore.tier, restore.since) = (lease, tier, cx.now);
-        cx.counts.leased += 1;
-        let (state, row) = (cx.device.state.packed_len(), cx.device.kv.token_bytes());
-        let sound = boundary > restore.device_boundary
-            && boundary <= restore.max_boundary
-            && kv_from <= restore.device_kv.min(boundary);
-        let takes = takes(&parts, kv_from, boundary, state as u64, row as u64).ok();
-        let ring = self.ring.bytes();
-        let fits = |takes: &Vec<Take>| takes.iter().all(|take| take.bytes <= ring);
-        let Some(takes) = takes.filter(|takes| sound && fits(takes)) else {
-            cx.counts.garbled += 1;
-            self.step_and_end(req, Outcome::FillFailed, cx);
-            return;
-        };
-        let page = cx.device.kv.page_size() as u32;
-        if !boundary.is_multiple_of(page) {
-            self.ask_past(req, boundary - boundary % page, cx);
-            return;
-        }
-        let bytes: u64 = takes.iter().map(|take| take.bytes).sum();
-        restore.streams = bytes > ring / 2;
-        (restore.boundary, restore.kv_from) = (boundary, kv_from);
-        restore.pieces = takes.into_iter().map(|take| (take, At::Daemon)).collect();
-        restore.step(cx.now, RestoreState::found);
-    }
-
-    /// The snapshot found ends inside one of our pages: asks for one at `max_boundary` or before.
-    fn ask_past(&mut self, req: u64, max_boundary: u32, cx: &mut Cx<'_>) {
-        let Some(restore) = self.restores.remove(&req) else {
-            return;
-        };
-        self.release(restore.lease, Outcome::NoDeviceRoom, 0, cx);
-        let deeper = max_boundary > restore.device_boundary;
-        if !deeper || restore.questions >= MAX_QUESTIONS {
-            return;
-        }
-        self.talk.next_attempt(req);
-        let found = Match {
-            boundary: restore.device_boundary as usize,
-            kv_tokens: restore.device_kv as usize,
-            ..Match::default()
-        };
-        self.ask(req, max_boundary, &found, restore.questions + 1, cx);
-        if let Some(again) = self.restores.get_mut(&req) {
-            (again.considered, again.started) = (restore.considered, restore.started);
-        }
-    }
-
     /// Asks for the pieces, once there is room for them.
     fn fetch(&mut self, request: &RequestInfo, cx: &mut Cx<'_>) {
         let req = request.id.0;
@@ -342,11 +234,8 @@ impl Session {
         }
         if found.kv_tokens < restore.kv_from as usize {
             // The device lost what it had when the daemon was asked.
-            let questions = restore.questions;
             self.end_restore(req, Outcome::NoDeviceRoom, 0, cx);
-            if questions == 1 {
-                self.again.insert(req);
-            }
+            self.again.insert(req);
             return;
         }
         restore.relock(found.kv_node.filter(|_| found.kv_tokens > 0), cx.device);
@@ -492,10 +381,10 @@ impl Session {
                     self.finish_release(req, cx);
                 }
                 _ if late => self.end_restore(req, Outcome::Deadline, 0, cx),
-                RestoreState::Filling if restore.streams => {
-                    if !cx.control.holds_restore(&restore.state) {
-                        self.fill_next(req, cx);
-                    }
+                RestoreState::Filling
+                    if restore.streams && !cx.control.holds_restore(&restore.state) =>
+                {
+                    self.fill_next(req, cx);
                 }
                 _ => {}
             }
@@ -523,14 +412,6 @@ impl Session {
         }
     }
 
-    /// As [`Self::end_restore`], for a lease that was not taken over yet.
-    fn step_and_end(&mut self, req: u64, outcome: Outcome, cx: &mut Cx<'_>) {
-        if let Some(restore) = self.restores.get_mut(&req) {
-            restore.step(cx.now, RestoreState::found);
-        }
-        self.end_restore(req, outcome, 0, cx);
-    }
-
     /// Gives the lease back. Rooms that the daemon may still write to wait for its answer in
     /// [`Session::flights`].
     fn finish_release(&mut self, req: u64, cx: &mut Cx<'_>) {
@@ -541,7 +422,7 @@ impl Session {
         self.release(restore.lease, outcome, reused, cx);
     }
 
-    fn release(&mut self, lease: u64, outcome: Outcome, reused: u32, cx: &mut Cx<'_>) {
+    pub fn release(&mut self, lease: u64, outcome: Outcome, reused: u32, cx: &mut Cx<'_>) {
         if outcome != Outcome::Used {
             *cx.counts.unused.entry(outcome.as_str()).or_default() += 1;
         }

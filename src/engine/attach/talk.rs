@@ -265,7 +265,7 @@ mod tests {
         };
         assert!(flags.contains(RequestFlags::HAS_SESSION));
         assert!(!flags.contains(RequestFlags::HAS_CACHE_SALT));
-        let mut tokens = Vec::new();
+        let mut tokens: Vec<u32> = Vec::new();
         let mut names = Vec::new();
         for message in &said {
             match message {

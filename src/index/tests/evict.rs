@@ -69,7 +69,7 @@ fn copies_of_what_a_lower_tier_has_go_before_last_copies() {
     let mut bed = Bed::new(ram_and_disk());
     let unwritten = bed.save(&key(1), &run(0, 100));
     let written = bed.save(&key(1), &run(500, 100));
-    bed.to_disk(written);
+    bed.write_down(written);
     assert_eq!(
         bed.victims(Ram),
         [
@@ -137,7 +137,7 @@ fn lease_protects() {
     let turns = run(0, 200);
     let parent = bed.save(&key(1), &turns[..100]);
     let child = bed.save(&key(1), &turns);
-    bed.to_disk(child);
+    bed.write_down(child);
     let lease = bed.index.lease(&child).unwrap();
     assert_eq!(lease.objects().count(), 3);
     assert_eq!(lease.snapshot(), child);
@@ -190,7 +190,7 @@ fn a_lease_outlives_the_loss_of_its_objects() {
 fn pins_protect() {
     let mut bed = Bed::new(ram_and_disk());
     let id = bed.save(&key(1), &run(0, 100));
-    bed.to_disk(id);
+    bed.write_down(id);
     let objects = [bed.state(id), last_kv(&bed, id)];
 
     // Names keep the last copy, wherever it is.
@@ -229,7 +229,7 @@ fn a_promise_keeps_the_last_copy_until_it_is_fulfilled() {
     let id = bed.save(&key(1), &run(0, 100));
     bed.index.set_retain(&id, Retain::Promised);
     assert_eq!(bed.victims(Ram), []);
-    bed.to_disk(id);
+    bed.write_down(id);
     assert_eq!(bed.victims(Ram).len(), 2);
     assert_eq!(bed.victims(Disk).len(), 2);
 }
@@ -300,7 +300,7 @@ fn a_loss_that_other_objects_make_good_kills_nothing() {
 fn tiers_are_counted_each_for_itself() {
     let mut bed = Bed::new(ram_and_disk());
     let id = bed.save(&key(1), &run(0, 100));
-    bed.to_disk(id);
+    bed.write_down(id);
     let usage = |objects, bytes| Usage { objects, bytes };
     assert_eq!(bed.index.usage(Ram), usage(2, 1100));
     assert_eq!(bed.index.usage(Disk), usage(2, 1100));

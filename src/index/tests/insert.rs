@@ -161,6 +161,14 @@ fn objects_of_other_tokens_are_refused() {
         });
         assert!(matches!(error, IndexError::Foreign(id) if id == object.id));
     }
+    // Where the snapshot's own prefix is known as far, by another object.
+    let c = run(7000, 100);
+    bed.save(&key(1), &c);
+    let longer = join(&c, &[1]);
+    let error = refusal(&mut bed, &longer, |new| {
+        new.kv[0] = part(&object, 0, 100);
+    });
+    assert!(matches!(error, IndexError::Foreign(id) if id == object.id));
     // The same tokens in another tree are other tokens, too.
     let mut new = bed.new_snapshot(&key(2), &a);
     new.kv = vec![part(&object, 0, 100)];
@@ -193,6 +201,26 @@ fn a_manifest_of_a_branch_comes_before_that_of_the_object_it_shares() {
     bed.index.check().unwrap();
     assert_eq!(bed.find(&key(1), &a), Some((id, 2000)));
     assert_eq!(bed.index.hit(&id).unwrap().kv, [part(&shared, 0, 2000)]);
+}
+
+#[test]
+fn an_object_has_one_continuation() {
+    let mut bed = Bed::new(ram());
+    let a = run(0, 100);
+    let shared = kv_of(&key(1), &a, 0, ram());
+    // Each claims tokens of the object beyond those that both have.
+    let claim = |bed: &mut Bed, tokens: &[TokenId]| {
+        let mut new = bed.new_snapshot(&key(1), tokens);
+        new.kv = vec![part(&shared, 0, 80)];
+        new.new_objects = vec![shared];
+        let inserted = bed.index.insert(&key(1), tokens, new);
+        bed.index.check().unwrap();
+        inserted
+    };
+    claim(&mut bed, &a[..80]).unwrap();
+    let other = join(&a[..60], &run(900, 20));
+    let refused = claim(&mut bed, &other);
+    assert!(matches!(refused, Err(IndexError::Foreign(id)) if id == shared.id));
 }
 
 /// A log whose next append fails when it is told so, and that can lose all its tokens.

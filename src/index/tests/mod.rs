@@ -4,6 +4,7 @@ mod evict;
 mod insert;
 mod machine;
 mod model;
+mod ops;
 mod prefix;
 
 use super::{node::Hashing, *};
@@ -159,7 +160,7 @@ impl Bed {
     }
 
     /// Writes a snapshot down.
-    fn to_disk(&mut self, id: SnapshotId) {
+    fn write_down(&mut self, id: SnapshotId) {
         let hit = self.index.hit(&id).unwrap();
         for object in hit.kv.iter().map(|part| part.object).chain([hit.state]) {
             self.index.set_tier(&object, TierKind::Disk, true);
@@ -181,4 +182,10 @@ fn run(from: u32, len: u32) -> Vec<TokenId> {
 
 fn join(a: &[TokenId], b: &[TokenId]) -> Vec<TokenId> {
     [a, b].concat()
+}
+
+fn sorted(mut removed: Removed) -> Removed {
+    removed.snapshots.sort();
+    removed.objects.sort();
+    removed
 }

@@ -24,8 +24,8 @@ use crate::service::metrics::{ByReason, Name};
 use crate::service::policy::{self, Facts};
 use crate::service::promote::PromoteError;
 use crate::service::restore_state::RestoreState;
-use crate::store::Object;
-use crate::types::{ObjectId, SnapshotId, TierKind, TokenRange};
+use crate::store::{Object, pieces};
+use crate::types::{ObjectId, ObjectKind, SnapshotId, TierKind, TokenRange};
 
 /// Leases that one worker may hold.
 const MAX_LEASES: usize = 1024;
@@ -162,12 +162,12 @@ impl Session {
         })?;
         let boundary = hit.boundary;
         let kv_from = device_kv.min(boundary);
-        let shape = &model.shape;
+        let geometry = &model.geometry;
         let state = Part {
             object: hit.state,
             piece: 0,
             range: TokenRange::at(boundary),
-            bytes: shape.state_bytes(),
+            bytes: geometry.state_bytes(),
             filled: false,
         };
         let mut parts = vec![state];
@@ -179,7 +179,7 @@ impl Session {
             let Some(used) = part.range.overlap(needed) else {
                 continue;
             };
-            let pieces = shape.pieces(crate::types::ObjectKind::Kv, part.object_range);
+            let pieces = pieces(geometry, ObjectKind::Kv, part.object_range);
             for (piece, at) in pieces.iter().enumerate() {
                 if at.range.overlap(used).is_some() {
                     let (object, range, bytes) = (part.object, at.range, at.bytes);

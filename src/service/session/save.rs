@@ -202,9 +202,8 @@ impl Session {
             segment: None,
             at: PartAt::Worker,
         };
-        let row = model.shape.kv_row_bytes;
-        let state = part(state, model.shape.state_bytes());
-        let kv = kv.map(|range| part(range, u64::from(range.len()).saturating_mul(row)));
+        let state = part(state, model.geometry.state_bytes());
+        let kv = kv.map(|range| part(range, model.geometry.kv_bytes(range)));
         let parts: Vec<Part> = [state].into_iter().chain(kv).collect();
         let now = self.service.clock.monotonic();
         self.serial += 1;

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
@@ -274,6 +275,8 @@ pub struct Fake {
     pub session: SessionId,
     pub epoch: u64,
     bell: Doorbell,
+    map: Arc<SharedMap>,
+    records: u64,
     inbox: VecDeque<Down>,
     next: u64,
     at: u64,
@@ -329,6 +332,8 @@ impl Fake {
             session,
             epoch: 1,
             bell: Doorbell::from_fd(fds.doorbell),
+            map,
+            records: 0,
             inbox: VecDeque::new(),
             next: 1,
             at: 0,
@@ -338,6 +343,27 @@ impl Fake {
 
     pub fn say(&mut self, message: impl Into<Up>) {
         self.end.tx.push(&message.into()).unwrap();
+        self.records += 1;
+        self.bell.ring().unwrap();
+    }
+
+    /// Writes a record of a kind that there is not, past all checks of the writing end.
+    pub async fn break_record(&mut self) {
+        self.heard_all().await;
+        let at = self
+            .map
+            .load_u64(layout::header::UP_TAIL, Ordering::Acquire)
+            .unwrap();
+        let at = at
+            + self
+                .map
+                .load_u64(layout::header::UP_OFFSET, Ordering::Relaxed)
+                .unwrap();
+        let head = 999_u64 << 32;
+        self.map.store_u64(at + 8, head, Ordering::Relaxed).unwrap();
+        self.map
+            .store_u64(at, self.records + 1, Ordering::Release)
+            .unwrap();
         self.bell.ring().unwrap();
     }
 
@@ -411,6 +437,7 @@ impl Fake {
     pub fn tokens(&mut self, req: u64, offset: u32, tokens: &[TokenId]) {
         let written = self.end.tx.push_tokens(req, offset, tokens).unwrap();
         assert_eq!(written, tokens.len());
+        self.records += u64::from(!tokens.is_empty());
         self.bell.ring().unwrap();
     }
 

@@ -155,10 +155,11 @@ impl DataDir {
         let Some((_, len)) = self.root.stat(rel)? else {
             return Ok(false);
         };
+        let folder = self.root.open_folder(&rel.parent())?;
         let there = self.root.unlink(rel)?;
         if there {
             self.ledger.sub(on_disk(len));
-            self.root.sync_folder(&rel.parent())?;
+            self.root.sync_folder(&folder)?;
         }
         Ok(there)
     }

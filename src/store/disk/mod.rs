@@ -48,6 +48,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::{
     device::shm::SharedMap,
+    pool::Geometry,
     types::{Fingerprint, ObjectId, TierKind, TokenId},
 };
 
@@ -58,7 +59,6 @@ use super::{
     error::StoreError,
     object::{Object, ObjectMeta},
     sealed_json::Bad,
-    shape::ObjectShape,
     tier::{Stored, Tier, Usage},
 };
 
@@ -75,7 +75,7 @@ use transfer::{Mode, ReadError, Shard, tokens_of};
 #[derive(Debug)]
 pub struct DiskTier {
     dir: Arc<DataDir>,
-    models: RwLock<HashMap<Fingerprint, Arc<ObjectShape>>>,
+    models: RwLock<HashMap<Fingerprint, Arc<Geometry>>>,
     objects: RwLock<HashMap<ObjectId, Here>>,
     /// Object files that no manifest has named yet, by model.
     found: Mutex<HashMap<Fingerprint, FoundFiles>>,
@@ -122,23 +122,22 @@ impl DiskTier {
         Ok(tier)
     }
 
-    /// Makes a model's objects writable: its shape is kept in its folder. `description` is for people.
+    /// Makes a model's objects writable; its geometry is kept in its folder. `description` is for people.
     ///
     /// # Errors
-    /// `Conflict` if the model is known with another shape.
+    /// `Conflict` if the model is known with another geometry.
     pub fn register_model(
         &self,
         fingerprint: Fingerprint,
-        shape: &ObjectShape,
+        geometry: &Geometry,
         description: BTreeMap<String, String>,
     ) -> Result<Registered, StoreError> {
-        shape.validate()?;
-        if let Some(known) = self.shape(&fingerprint) {
-            return if *known == *shape {
+        if let Some(known) = self.geometry(&fingerprint) {
+            return if *known == *geometry {
                 Ok(Registered::Known)
             } else {
                 Err(StoreError::Conflict {
-                    what: format!("the shape of model {fingerprint}"),
+                    what: format!("the geometry of model {fingerprint}"),
                 })
             };
         }
@@ -146,14 +145,14 @@ impl DiskTier {
             format_version: 1,
             fingerprint,
             description,
-            shape: shape.clone(),
+            geometry: geometry.clone(),
         };
         let rel = layout::model_folder(&fingerprint).join(layout::MODEL);
         self.dir.put_record(&rel, &file)?;
         let mut models = self.models.write();
         models
             .entry(fingerprint)
-            .or_insert_with(|| Arc::new(shape.clone()));
+            .or_insert_with(|| Arc::new(geometry.clone()));
         Ok(Registered::New)
     }
 
@@ -163,9 +162,9 @@ impl DiskTier {
         self.models.read().keys().copied().collect()
     }
 
-    /// The shape of a model's objects.
+    /// The geometry of a model.
     #[must_use]
-    pub fn shape(&self, fingerprint: &Fingerprint) -> Option<Arc<ObjectShape>> {
+    pub fn geometry(&self, fingerprint: &Fingerprint) -> Option<Arc<Geometry>> {
         self.models.read().get(fingerprint).cloned()
     }
 
@@ -205,13 +204,13 @@ impl DiskTier {
 
     fn plan(&self, id: &ObjectId) -> Result<(Arc<ObjectMeta>, Plan), StoreError> {
         let meta = self.meta(id).ok_or(StoreError::NotFound { object: *id })?;
-        let shape = self.known_shape(&meta.fingerprint)?;
-        let plan = Plan::checked(&meta, &shape)?;
+        let geometry = self.known_geometry(&meta.fingerprint)?;
+        let plan = Plan::checked(&meta, &geometry)?;
         Ok((meta, plan))
     }
 
-    fn known_shape(&self, fingerprint: &Fingerprint) -> Result<Arc<ObjectShape>, StoreError> {
-        self.shape(fingerprint).ok_or(StoreError::UnknownModel {
+    fn known_geometry(&self, fingerprint: &Fingerprint) -> Result<Arc<Geometry>, StoreError> {
+        self.geometry(fingerprint).ok_or(StoreError::UnknownModel {
             fingerprint: *fingerprint,
         })
     }
@@ -271,6 +270,7 @@ impl DiskTier {
             root.sync_file(&temp)?;
             complete.push((temp.rel, target));
         }
+        let folder = root.open_folder(&layout::object_folder(&meta.fingerprint, &meta.id))?;
         for (temp, target) in complete {
             // Left by an earlier process, or by a write that failed.
             let old = match root.stat(&target)? {
@@ -281,7 +281,7 @@ impl DiskTier {
             self.dir.ledger.sub(old);
             named.push(target);
         }
-        root.sync_folder(&layout::object_folder(&meta.fingerprint, &meta.id))?;
+        root.sync_folder(&folder)?;
         Ok(bytes)
     }
 
@@ -409,14 +409,14 @@ impl Tier for DiskTier {
             return Err(StoreError::NotScanned);
         }
         let meta = &object.meta;
-        let shape = self.known_shape(&meta.fingerprint)?;
-        object.validate(Some(&shape))?;
+        let geometry = self.known_geometry(&meta.fingerprint)?;
+        object.validate(Some(&geometry))?;
         let _claim = self.claims.claim(meta.id);
         if self.is_here(meta)? {
             self.dir.counters().was_there();
             return Ok(Stored::AlreadyThere);
         }
-        let plan = Plan::of(meta, &shape);
+        let plan = Plan::of(meta, &geometry);
         let reservation = self.dir.reserve(scan::bytes_on_disk(meta, &plan))?;
         let bytes = self.write(object, &plan)?;
         reservation.keep();
@@ -480,7 +480,7 @@ fn can_direct(dir: &DataDir) -> bool {
         return false;
     };
     dir.root.set_direct(&temp.file, true);
-    let works = dir.root.write_map(&temp, 0, &map, 0, map.len()).is_ok();
+    let works = map.pwrite_all(&temp.file, 0, 0, map.len()).is_ok();
     dir.root.discard(&temp.rel);
     works
 }

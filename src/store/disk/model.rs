@@ -1,14 +1,11 @@
-//! What is known of a model: the shape of its objects, and words for people. One file a model,
+//! What is known of a model: the geometry of its pools, and words for people. One file a model,
 //! `model.json`, a sealed JSON file (see `sealed_json`).
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    store::{sealed_json::Record, shape::ObjectShape},
-    types::Fingerprint,
-};
+use crate::{pool::Geometry, store::sealed_json::Record, types::Fingerprint};
 
 /// The content of `model.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,7 +15,7 @@ pub(crate) struct ModelFile {
     pub(crate) fingerprint: Fingerprint,
     /// For people: architecture, display name, ….
     pub(crate) description: BTreeMap<String, String>,
-    pub(crate) shape: ObjectShape,
+    pub(crate) geometry: Geometry,
 }
 
 impl Record for ModelFile {
@@ -29,6 +26,7 @@ impl Record for ModelFile {
     }
 
     fn check(&self) -> Result<(), String> {
-        self.shape.validate().map_err(|error| error.to_string())
+        // A geometry is checked while it is read.
+        Ok(())
     }
 }

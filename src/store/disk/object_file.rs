@@ -32,7 +32,8 @@ use crc_fast::{CrcAlgorithm, checksum};
 use serde::Deserialize;
 
 use crate::{
-    store::{counters::Reason, object::ObjectMeta, sealed_json::Bad, shape::ObjectShape},
+    pool::Geometry,
+    store::{counters::Reason, object::ObjectMeta, sealed_json::Bad},
     types::{Generation, ObjectKind, TokenId, TokenRange, hex},
 };
 
@@ -132,7 +133,7 @@ struct RawTensor {
 
 impl Plan {
     /// The plan of a valid object (see `ObjectMeta::validate`).
-    pub(crate) fn of(meta: &ObjectMeta, shape: &ObjectShape) -> Self {
+    pub(crate) fn of(meta: &ObjectMeta, geometry: &Geometry) -> Self {
         let mut plan = Self {
             parts: Vec::new(),
             data_len: 0,
@@ -141,17 +142,14 @@ impl Plan {
         match meta.kind {
             ObjectKind::State => {
                 let len: u64 = meta.pieces.iter().map(|piece| piece.bytes).sum();
-                let mut start = 0;
-                for tensor in &shape.state {
-                    let end = start + tensor.bytes().unwrap_or(0);
+                for tensor in geometry.state_tensors() {
                     plan.tensors.push(Tensor {
-                        name: tensor.name.clone(),
-                        dtype: tensor.dtype.as_str(),
-                        shape: tensor.shape.iter().map(|&dim| u64::from(dim)).collect(),
-                        start,
-                        end,
+                        name: tensor.spec.name.clone(),
+                        dtype: tensor.spec.dtype.as_str(),
+                        shape: tensor.dims(),
+                        start: tensor.offset,
+                        end: tensor.offset + tensor.bytes,
                     });
-                    start = end;
                 }
                 plan.part(What::Piece(0), len);
             }
@@ -162,7 +160,7 @@ impl Plan {
                 for (index, piece) in meta.pieces.iter().enumerate() {
                     let TokenRange { start, end } = piece.range;
                     let name = format!("kv.{start}-{end}");
-                    match &shape.kv {
+                    match geometry.kv_uniform() {
                         Some(kv) => {
                             let rows = u64::from(piece.range.len());
                             let [layers, heads, head_dim] =

@@ -18,15 +18,15 @@
 //! # Errors
 //! All carry the full path. Faults that tests inject come out as errors of the system do.
 
+mod read;
+mod write;
+
 use std::{
     collections::HashSet,
     ffi::{OsStr, OsString},
     fs::File,
-    io::{self, Read, Write},
-    os::{
-        fd::OwnedFd,
-        unix::{ffi::OsStrExt, fs::FileExt},
-    },
+    io,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Component, Path, PathBuf},
     sync::{
         Arc, OnceLock,
@@ -35,28 +35,19 @@ use std::{
 };
 
 use nix::{
-    dir::Dir,
     errno::Errno,
-    fcntl::{
-        AtFlags, FallocateFlags, FcntlArg, OFlag, OpenHow, ResolveFlag, fallocate, fcntl, open,
-        openat, openat2, renameat,
-    },
+    fcntl::{AtFlags, FcntlArg, OFlag, OpenHow, ResolveFlag, fcntl, open, openat, openat2},
     sys::{
-        stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat},
+        stat::{FileStat, Mode, SFlag, fstat, fstatat},
         statvfs::fstatvfs,
     },
-    unistd::{UnlinkatFlags, unlinkat},
 };
 use parking_lot::Mutex;
-use uuid::Uuid;
 
-use crate::{
-    device::shm::SharedMap,
-    store::{
-        counters::Counters,
-        error::StoreError,
-        fault::{Faults, Op, Verdict},
-    },
+use crate::store::{
+    counters::Counters,
+    error::StoreError,
+    fault::{Faults, Op, Verdict},
 };
 
 /// Start of the names of files that are not complete yet.
@@ -107,6 +98,13 @@ pub(crate) struct Entry {
 pub(crate) struct Temp {
     pub(crate) file: File,
     pub(crate) rel: Rel,
+}
+
+/// A folder whose names are about to change.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    file: File,
+    rel: Rel,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,17 +215,6 @@ impl Root {
         Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
     }
 
-    /// Opens a plain file for reading. `NotFound` is an `Io` error (see `StoreError::is_missing`).
-    pub(crate) fn open_file(&self, rel: &Rel) -> Result<(File, u64), StoreError> {
-        self.open_plain(rel, OFlag::O_RDONLY)
-    }
-
-    /// Opens a plain file for reading and writing, made if missing.
-    pub(crate) fn open_or_create(&self, rel: &Rel) -> Result<File, StoreError> {
-        let (file, _) = self.open_plain(rel, OFlag::O_RDWR | OFlag::O_CREAT)?;
-        Ok(file)
-    }
-
     fn open_plain(&self, rel: &Rel, flags: OFlag) -> Result<(File, u64), StoreError> {
         self.op(Op::Open, rel, || {
             // Not blocking: a planted pipe must not hang the reader.
@@ -240,105 +227,6 @@ impl Root {
         })
     }
 
-    /// A fresh file beside `target`, in a folder that is made if missing.
-    pub(crate) fn create_temp(&self, target: &Rel) -> Result<Temp, StoreError> {
-        self.writable()?;
-        let folder = target.parent();
-        self.make_folders(&folder)?;
-        let rel = folder.join(format!("{TMP}{}", Uuid::new_v4().simple()));
-        let file = self.op(Op::Open, &rel, || {
-            let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
-            Ok(File::from(self.resolve(&rel, flags, FILE_MODE)?))
-        })?;
-        Ok(Temp { file, rel })
-    }
-
-    /// Reserves the file's blocks, so that a full disk shows before the bytes are written.
-    pub(crate) fn allocate(&self, temp: &Temp, len: u64) -> Result<(), StoreError> {
-        self.writable()?;
-        self.op(Op::Write, &temp.rel, || {
-            let len = i64::try_from(len).map_err(|_| Errno::EFBIG)?;
-            match fallocate(&temp.file, FallocateFlags::empty(), 0, len) {
-                Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => Ok(()),
-                result => Ok(result?),
-            }
-        })
-    }
-
-    /// Writes bytes of this process.
-    pub(crate) fn write(&self, temp: &Temp, at: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        self.writable()?;
-        let len = bytes.len() as u64;
-        self.halves(Op::Write, &temp.rel, len, |part| {
-            let part = usize::try_from(part).unwrap_or(usize::MAX);
-            temp.file
-                .write_all_at(bytes.get(..part).unwrap_or(bytes), at)
-        })?;
-        self.counters.wrote_bytes(len);
-        Ok(())
-    }
-
-    /// Writes straight from shared memory.
-    pub(crate) fn write_map(
-        &self,
-        temp: &Temp,
-        at: u64,
-        map: &SharedMap,
-        offset: u64,
-        len: u64,
-    ) -> Result<(), StoreError> {
-        self.writable()?;
-        self.halves(Op::Write, &temp.rel, len, |part| {
-            map.pwrite_all(&temp.file, at, offset, part)
-        })?;
-        self.counters.wrote_bytes(len);
-        Ok(())
-    }
-
-    /// Reads exactly these bytes; a file that ends before is an `UnexpectedEof`.
-    pub(crate) fn read(
-        &self,
-        file: &File,
-        rel: &Rel,
-        at: u64,
-        bytes: &mut [u8],
-    ) -> Result<(), StoreError> {
-        self.halves(Op::Read, rel, bytes.len() as u64, |part| {
-            let part = usize::try_from(part).unwrap_or(usize::MAX);
-            match bytes.get_mut(..part) {
-                Some(half) => file.read_exact_at(half, at),
-                None => Ok(()),
-            }
-        })
-    }
-
-    /// Reads straight into shared memory.
-    pub(crate) fn read_map(
-        &self,
-        (file, rel): (&File, &Rel),
-        at: u64,
-        map: &SharedMap,
-        offset: u64,
-        len: u64,
-    ) -> Result<(), StoreError> {
-        self.halves(Op::Read, rel, len, |part| {
-            map.pread_exact(file, at, offset, part)
-        })
-    }
-
-    /// Reads a whole small file, of at most `limit` bytes; `None` if it is longer.
-    pub(crate) fn read_small(&self, rel: &Rel, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
-        let (file, len) = self.open_file(rel)?;
-        if len > limit {
-            return Ok(None);
-        }
-        let mut bytes = Vec::new();
-        self.op(Op::Read, rel, || {
-            (&file).take(limit).read_to_end(&mut bytes)
-        })?;
-        Ok(Some(bytes))
-    }
-
     /// Switches between direct and buffered IO; a file system without direct IO stays buffered.
     pub(crate) fn set_direct(&self, file: &File, direct: bool) {
         let flags = if direct {
@@ -347,113 +235,6 @@ impl Root {
             OFlag::empty()
         };
         let _ = fcntl(file, FcntlArg::F_SETFL(flags));
-    }
-
-    /// The file's bytes are on the medium after this.
-    pub(crate) fn sync_file(&self, temp: &Temp) -> Result<(), StoreError> {
-        self.writable()?;
-        let done = self.op(Op::Fsync, &temp.rel, || temp.file.sync_all());
-        self.poison_if_failed(done)
-    }
-
-    /// The folder's names are on the medium after this.
-    pub(crate) fn sync_folder(&self, rel: &Rel) -> Result<(), StoreError> {
-        self.writable()?;
-        let folder = self.op(Op::Open, rel, || {
-            let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-            Ok(File::from(self.resolve(rel, flags, Mode::empty())?))
-        })?;
-        let done = self.op(Op::Fsync, rel, || folder.sync_all());
-        self.poison_if_failed(done)
-    }
-
-    /// Gives a file another name, replacing what had it. Not durable before `sync_folder`.
-    pub(crate) fn rename(&self, from: &Rel, to: &Rel) -> Result<(), StoreError> {
-        self.writable()?;
-        self.op(Op::Rename, to, || {
-            let (from_dir, to_dir) = (self.folder_of(from)?, self.folder_of(to)?);
-            Ok(renameat(&from_dir, from.name(), &to_dir, to.name())?)
-        })
-    }
-
-    /// Removes a name that is no folder; says whether it was there. Links are removed, not followed.
-    pub(crate) fn unlink(&self, rel: &Rel) -> Result<bool, StoreError> {
-        self.writable()?;
-        self.op(Op::Unlink, rel, || {
-            let folder = self.folder_of(rel)?;
-            match unlinkat(&folder, rel.name(), UnlinkatFlags::NoRemoveDir) {
-                Err(Errno::ENOENT) => Ok(false),
-                result => Ok(result.map(|()| true)?),
-            }
-        })
-    }
-
-    /// What stands under a name and its length, links not followed; `None` if nothing.
-    pub(crate) fn stat(&self, rel: &Rel) -> Result<Option<(Kind, u64)>, StoreError> {
-        self.op(Op::Open, rel, || {
-            let stat = self
-                .folder_of(rel)
-                .and_then(|folder| stat_at(&folder, rel.name()));
-            match stat {
-                Ok(stat) => Ok(Some((kind_of(&stat), len_of(&stat)))),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-                Err(error) => Err(error),
-            }
-        })
-    }
-
-    /// The names in a folder; empty if there is no such folder.
-    pub(crate) fn list(&self, rel: &Rel) -> Result<Vec<Entry>, StoreError> {
-        self.op(Op::Open, rel, || {
-            let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-            let fd = match self.resolve(rel, flags, Mode::empty()) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-                fd => fd?,
-            };
-            let at = fd.try_clone()?;
-            let mut dir = Dir::from_fd(fd)?;
-            let mut entries = Vec::new();
-            for entry in dir.iter() {
-                let entry = entry?;
-                let name = entry.file_name().to_bytes();
-                if matches!(name, b"." | b"..") {
-                    continue;
-                }
-                let name = OsStr::from_bytes(name).to_owned();
-                let stat = match stat_at(&at, &name) {
-                    // Removed since it was listed.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                    stat => stat?,
-                };
-                entries.push(Entry {
-                    name,
-                    kind: kind_of(&stat),
-                    len: len_of(&stat),
-                });
-            }
-            Ok(entries)
-        })
-    }
-
-    /// Makes a folder and its parents, all durable.
-    pub(crate) fn make_folders(&self, rel: &Rel) -> Result<(), StoreError> {
-        if self.durable.lock().contains(rel) {
-            return Ok(());
-        }
-        self.writable()?;
-        let parent = rel.parent();
-        self.make_folders(&parent)?;
-        let made = self.op(Op::Mkdir, rel, || {
-            let folder = self.folder_of(rel)?;
-            match mkdirat(&folder, rel.name(), FOLDER_MODE) {
-                Err(Errno::EEXIST) => Ok(0),
-                result => Ok(result.map(|()| 1)?),
-            }
-        })?;
-        self.saw_folders(made);
-        self.sync_folder(&parent)?;
-        self.durable.lock().insert(rel.clone());
-        Ok(())
     }
 
     /// Counts folders that are there.
@@ -467,36 +248,6 @@ impl Root {
         folders.saturating_mul(FOLDER_BYTES)
     }
 
-    /// Writes a small file so that after a crash it has its old bytes or all of the new.
-    pub(crate) fn replace(&self, target: &Rel, bytes: &[u8]) -> Result<(), StoreError> {
-        let temp = self.create_temp(target)?;
-        let done = self
-            .write(&temp, 0, bytes)
-            .and_then(|()| self.sync_file(&temp))
-            .and_then(|()| self.rename(&temp.rel, target));
-        if let Err(error) = done {
-            self.discard(&temp.rel);
-            return Err(error);
-        }
-        self.counters.wrote_file();
-        self.sync_folder(&target.parent())
-    }
-
-    /// Overwrites an open file in place; for what need not survive a crash.
-    pub(crate) fn overwrite(&self, file: &File, rel: &Rel, bytes: &[u8]) -> Result<(), StoreError> {
-        self.op(Op::Write, rel, || {
-            file.set_len(0)?;
-            (&*file).write_all(bytes)
-        })
-    }
-
-    /// Removes a file that never got its name. The sweep at the next start takes what stays.
-    pub(crate) fn discard(&self, rel: &Rel) {
-        if let Err(error) = self.unlink(rel) {
-            tracing::debug!(%error, "Temporary file stays for the sweep at the next start");
-        }
-    }
-
     fn writable(&self) -> Result<(), StoreError> {
         match self.poison.get() {
             None => Ok(()),
@@ -504,16 +255,6 @@ impl Root {
                 reason: reason.clone(),
             }),
         }
-    }
-
-    fn poison_if_failed(&self, done: Result<(), StoreError>) -> Result<(), StoreError> {
-        if let Err(error) = &done {
-            self.counters.failed_fsync();
-            if self.poison.set(error.to_string()).is_ok() {
-                tracing::error!(%error, "An fsync failed: no more writes to this disk");
-            }
-        }
-        done
     }
 
     fn op<T>(

@@ -55,7 +55,11 @@ impl DiskTier {
                     self.dir.counters().swept();
                     self.dir.root.discard(&folder);
                 }
-                Kind::Folder | Kind::File => self.dir.strange(&folder),
+                Kind::Folder => self.dir.strange(&folder),
+                Kind::File => {
+                    self.dir.ledger.add(on_disk(entry.len));
+                    self.dir.strange(&folder);
+                }
             }
         }
         Ok(())
@@ -95,10 +99,12 @@ impl DiskTier {
             true
         })?;
         if let Some(ModelFile {
-            fingerprint, shape, ..
+            fingerprint,
+            geometry,
+            ..
         }) = model
         {
-            self.models.write().insert(fingerprint, Arc::new(shape));
+            self.models.write().insert(fingerprint, Arc::new(geometry));
             self.found.lock().insert(fingerprint, files);
         }
         Ok(())
@@ -131,15 +137,15 @@ impl DiskTier {
     pub(crate) fn adopt(&self, manifest: &Manifest) -> Result<(), Bad> {
         let incomplete = |detail: String| Bad::new(Reason::Incomplete, detail);
         let fingerprint = manifest.fingerprint;
-        let shape = self
-            .shape(&fingerprint)
+        let geometry = self
+            .geometry(&fingerprint)
             .ok_or_else(|| incomplete("its model is not known".into()))?;
         let mut found = self.found.lock();
         let files = found.entry(fingerprint).or_default();
         let mut ready = Vec::new();
-        for meta in manifest.objects(&shape) {
+        for meta in manifest.objects(&geometry) {
             let id = meta.id;
-            meta.validate(Some(&shape))
+            meta.validate(Some(&geometry))
                 .map_err(|error| Bad::new(Reason::Invalid, error.to_string()))?;
             if let Some(here) = self.objects.read().get(&id) {
                 if !here.meta.same_but_generation(&meta) {

@@ -3,9 +3,12 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use crate::store::{
-    arena::Segment, counters::Reason, error::StoreError, fault::Op, object::ObjectMeta,
-    sealed_json::Bad, shape::ObjectShape,
+use crate::{
+    pool::Geometry,
+    store::{
+        arena::Segment, counters::Reason, error::StoreError, fault::Op, object::ObjectMeta,
+        sealed_json::Bad,
+    },
 };
 
 use super::{
@@ -60,10 +63,10 @@ struct Run<'a> {
 // === impl Plan ===
 
 impl Plan {
-    /// The plan of an object that was checked against the shape.
-    pub(crate) fn checked(meta: &ObjectMeta, shape: &ObjectShape) -> Result<Self, StoreError> {
-        meta.validate(Some(shape))?;
-        Ok(Self::of(meta, shape))
+    /// The plan of an object that was checked against the geometry.
+    pub(crate) fn checked(meta: &ObjectMeta, geometry: &Geometry) -> Result<Self, StoreError> {
+        meta.validate(Some(geometry))?;
+        Ok(Self::of(meta, geometry))
     }
 
     fn runs(&self, start: u64, end: u64) -> impl Iterator<Item = Run<'_>> {

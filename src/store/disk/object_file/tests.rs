@@ -1,12 +1,15 @@
 use safetensors::{Dtype, SafeTensors};
 
 use super::*;
-use crate::store::{sample, shape::ObjectShape};
+use crate::{
+    pool::{Geometry, GeometrySpec, StateSpec},
+    store::sample,
+};
 
-fn file(shape: &ObjectShape, kind: ObjectKind, range: TokenRange, shard: u32) -> Vec<u8> {
-    let meta = sample::meta(shape, kind, range, 3);
-    meta.validate(Some(shape)).unwrap();
-    let plan = Plan::of(&meta, shape);
+fn file(geometry: &Geometry, kind: ObjectKind, range: TokenRange, shard: u32) -> Vec<u8> {
+    let meta = sample::meta(geometry, kind, range, 3);
+    meta.validate(Some(geometry)).unwrap();
+    let plan = Plan::of(&meta, geometry);
     assert_eq!(plan.data_len, data_len(&meta));
     let tokens: Vec<u32> = (0..meta.token_count()).collect();
     let mut data = Vec::new();
@@ -41,9 +44,9 @@ const KV: TokenRange = TokenRange {
 
 #[test]
 fn a_state_is_a_safetensors_file() {
-    let bytes = file(&sample::shape(), ObjectKind::State, TokenRange::at(7), 1);
+    let bytes = file(&sample::geometry(), ObjectKind::State, TokenRange::at(7), 1);
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let packed = sample::payload(3, 1, 0, sample::shape().state_bytes());
+    let packed = sample::payload(3, 1, 0, sample::geometry().state_bytes());
     let conv = tensors.tensor("conv.0").unwrap();
     assert_eq!((conv.dtype(), conv.shape()), (Dtype::BF16, &[2, 3, 7][..]));
     assert_eq!(conv.data(), &packed[..84]);
@@ -54,7 +57,7 @@ fn a_state_is_a_safetensors_file() {
 
 #[test]
 fn kv_is_a_safetensors_file() {
-    let bytes = file(&sample::shape(), ObjectKind::Kv, KV, 0);
+    let bytes = file(&sample::geometry(), ObjectKind::Kv, KV, 0);
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let tokens = tensors.tensor("tokens").unwrap();
     assert_eq!((tokens.dtype(), tokens.shape()), (Dtype::U32, &[1100][..]));
@@ -83,8 +86,8 @@ fn kv_is_a_safetensors_file() {
     let checksums: Vec<String> = serde_json::from_str(&metadata["checksums"]).unwrap();
     assert_eq!(checksums.len(), 1);
 
-    let shape = sample::shape_of(8, 24);
-    let bytes = file(&shape, ObjectKind::Kv, KV, 0);
+    let geometry = sample::geometry_of(8, 24);
+    let bytes = file(&geometry, ObjectKind::Kv, KV, 0);
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let piece = tensors.tensor("kv.1024-2048").unwrap();
     assert_eq!(
@@ -94,19 +97,26 @@ fn kv_is_a_safetensors_file() {
 }
 
 #[test]
-fn models_without_attention_or_without_state() {
-    let shape = sample::shape_of(0, 0);
+fn tensors_without_elements_and_odd_lengths() {
+    let mut spec = GeometrySpec::from(sample::geometry_of(12, 3));
+    spec.state.push(StateSpec {
+        name: "conv.0".into(),
+        dtype: crate::pool::DType::U8,
+        layers: vec![0, 1],
+        shape: vec![5, 0],
+    });
+    let geometry = Geometry::new(spec).unwrap();
     for (kind, range) in [(ObjectKind::Kv, KV), (ObjectKind::State, TokenRange::at(5))] {
-        let bytes = file(&shape, kind, range, 0);
+        let bytes = file(&geometry, kind, range, 0);
         SafeTensors::deserialize(&bytes).unwrap();
     }
 }
 
 #[test]
 fn every_flipped_bit_of_a_header_is_found() {
-    let shape = sample::shape();
-    let meta = sample::meta(&shape, ObjectKind::Kv, KV, 3);
-    let plan = Plan::of(&meta, &shape);
+    let geometry = sample::geometry();
+    let meta = sample::meta(&geometry, ObjectKind::Kv, KV, 3);
+    let plan = Plan::of(&meta, &geometry);
     let facts = facts(&plan, &vec![0; plan.data_len as usize]);
     let header = encode_header(&meta, &plan, 0, &facts);
     for bit in 0..header.len() * 8 {
@@ -122,9 +132,9 @@ fn every_flipped_bit_of_a_header_is_found() {
 
 #[test]
 fn a_whole_header_of_something_else_is_a_mismatch() {
-    let shape = sample::shape();
-    let meta = sample::meta(&shape, ObjectKind::Kv, KV, 3);
-    let plan = Plan::of(&meta, &shape);
+    let geometry = sample::geometry();
+    let meta = sample::meta(&geometry, ObjectKind::Kv, KV, 3);
+    let plan = Plan::of(&meta, &geometry);
     let facts = facts(&plan, &vec![0; plan.data_len as usize]);
     let header = encode_header(&meta, &plan, 0, &facts);
     let reason = |change: &dyn Fn(&mut ObjectMeta)| {
@@ -141,7 +151,7 @@ fn a_whole_header_of_something_else_is_a_mismatch() {
     assert_eq!(reason(&|m| m.kind = ObjectKind::State), Reason::Mismatch);
     let other_shard = decode_header(&header, &meta, &plan, 1).unwrap_err();
     assert_eq!(other_shard.reason, Reason::Mismatch);
-    let longer = Plan::of(&meta, &sample::shape_of(4, 64));
+    let longer = Plan::of(&meta, &sample::geometry_of(4, 64));
     let other_plan = decode_header(&header, &meta, &longer, 0).unwrap_err();
     assert_eq!(other_plan.reason, Reason::Mismatch);
 }
@@ -161,9 +171,9 @@ fn sealed(json: &str) -> Vec<u8> {
 
 #[test]
 fn unknown_versions_and_fields_are_named() {
-    let shape = sample::shape();
-    let meta = sample::meta(&shape, ObjectKind::Kv, KV, 3);
-    let plan = Plan::of(&meta, &shape);
+    let geometry = sample::geometry();
+    let meta = sample::meta(&geometry, ObjectKind::Kv, KV, 3);
+    let plan = Plan::of(&meta, &geometry);
     let reason = |json: &str| {
         decode_header(&sealed(json), &meta, &plan, 0)
             .unwrap_err()
