@@ -28,6 +28,7 @@ use crate::service::commit::{Block, Commit};
 use crate::service::core::Model;
 use crate::service::hold::Point;
 use crate::service::metrics;
+use crate::service::room::Reservation;
 use crate::service::save_state::SaveState;
 use crate::store::Segment;
 use crate::types::{SnapshotId, TokenRange};
@@ -51,6 +52,8 @@ pub(super) struct Save {
     after: Option<u64>,
     /// The state first, then KV by position.
     parts: Vec<Part>,
+    /// Their room in the RAM tier.
+    room: Option<Reservation>,
     /// Parts that are not in yet.
     missing: usize,
     offered: Duration,
@@ -78,13 +81,6 @@ impl Save {
     /// Nothing of it has arrived.
     fn is_untouched(&self) -> bool {
         self.parts.iter().all(|part| part.at == PartAt::Worker)
-    }
-
-    fn bytes(&self) -> u64 {
-        self.parts
-            .iter()
-            .map(|part| part.bytes)
-            .fold(0, u64::saturating_add)
     }
 
     /// The index of a piece in `parts`.
@@ -218,6 +214,7 @@ impl Session {
             after,
             missing: parts.len(),
             parts,
+            room: None,
             offered: now,
             active: now,
         })
@@ -246,9 +243,9 @@ impl Session {
             return Ok(());
         };
         let lengths: Vec<u64> = save.parts.iter().map(|part| part.bytes).collect();
-        let Some(segments) = self.service.allocate(&lengths) else {
+        let Some((segments, room)) = self.service.allocate(&lengths) else {
             let waited = self.service.clock.monotonic().saturating_sub(save.offered);
-            let hopeless = !self.service.can_ever_hold(save.bytes());
+            let hopeless = !self.service.can_ever_hold(&lengths);
             if hopeless || waited >= self.service.config.room_wait {
                 return self
                     .drop_save(id, Status::NoRoom, DeclineReason::NoRoom)
@@ -259,6 +256,7 @@ impl Session {
         for (part, segment) in save.parts.iter_mut().zip(segments) {
             part.segment = Some(Arc::new(segment));
         }
+        save.room = Some(room);
         save.active = self.service.clock.monotonic();
         let pairs = save.parts.iter().skip(1);
         let parts = pairs
@@ -448,6 +446,8 @@ impl Session {
             return failed(Status::Failed);
         };
         let state = blocks.remove(0);
+        // From here on the tier itself counts them.
+        drop(save.room.take());
         let commit = Commit {
             model: &save.model,
             namespace: &request.namespace,
