@@ -42,7 +42,8 @@ const LAYERS: &[Layer] = &[
     Layer { name: "util", uses: &[], never_names: &["cudarc"] },
     Layer { name: "telemetry", uses: &[], never_names: &["cudarc"] },
     Layer { name: "device", uses: &[], never_names: &[] },
-    Layer { name: "proto", uses: &["device::shm"], never_names: &["cudarc"] },
+    // The channel: its memory, its descriptors and its doorbell.
+    Layer { name: "proto", uses: &["device::shm", "device::fds", "device::Doorbell"], never_names: &["cudarc"] },
     Layer { name: "pool", uses: &[], never_names: IMPURE },
     Layer { name: "store", uses: &[], never_names: &["cudarc"] },
     Layer { name: "index", uses: &[], never_names: IMPURE },
