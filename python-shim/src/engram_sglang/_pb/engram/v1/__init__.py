@@ -1,0 +1,1 @@
+"""Generated from engram.proto by proto/generate.py. Not for editing."""

@@ -1,0 +1,191 @@
+"""The socket for descriptors, as proto/engram/v1/channel.toml specifies it under [handshake].
+
+The worker says who it is and hands over its ring; the daemon answers with the channel, its doorbell
+and, in mode ENGINE, the arena. The connection then stays open and silent: its end is the session's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import _channel_layout as layout
+from ._channel_layout import HandshakeReply, HandshakeRequest
+from ._codec import DecodeError
+
+__all__ = ["BadHandshake", "Passed", "Refused", "accept", "connect", "refuse", "reply", "self_test_pattern"]
+
+_REQUEST_BYTES = layout._HANDSHAKEREQUEST_0.size
+# Before the reason's text, whose count is the last of them.
+_REPLY_BYTES = layout._HANDSHAKEREPLY_0.size + 4
+
+
+class Refused(Exception):
+    """The daemon said no: `status` is a Refusal.Reason, `reason` is for people."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"{reason} ({status})")
+        self.status, self.reason = status, reason
+
+
+class BadHandshake(Exception):
+    """The peer does not keep to the protocol, or went away."""
+
+
+@dataclass
+class Passed:
+    """What the daemon handed over. The descriptors are the owner's to close."""
+
+    connection: socket.socket
+    channel: int
+    channel_bytes: int
+    doorbell: int
+    arena: int | None
+    arena_bytes: int
+
+    def close(self) -> None:
+        """Closes all of it, which ends the session."""
+        self.connection.close()
+        _close([fd for fd in (self.channel, self.doorbell, self.arena) if fd is not None])
+
+
+def self_test_pattern() -> bytes:
+    """What the worker writes into the ring's first bytes; the daemon answers with its complement."""
+    return bytes((i * 31 + 7) % 256 for i in range(256)) * (layout.HANDSHAKE_SELF_TEST_BYTES // 256)
+
+
+def connect(path: str, session: bytes, secret: bytes, ring: int | None, timeout: float) -> Passed:
+    """The worker's side, within `timeout` seconds in all. `ring` stays the caller's.
+
+    Raises Refused, BadHandshake, or OSError (of which TimeoutError is one).
+    """
+    descriptors = [] if ring is None else [ring]
+    request = HandshakeRequest(
+        layout.HANDSHAKE_MAGIC, layout.VERSION, len(descriptors), session, secret
+    ).encode()
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    received: list[int] = []
+    try:
+        end = time.monotonic() + timeout
+        connection.settimeout(timeout)
+        connection.connect(path)
+        _send(connection, request, descriptors)
+        answer = _read_reply(connection, received, end)
+        if answer.magic == layout.HANDSHAKE_MAGIC and answer.status != 0:
+            # Of any version: a daemon that refuses the version says so.
+            raise Refused(answer.status, answer.reason)
+        _check(answer.magic, answer.version, answer.descriptors, received)
+        if len(received) not in (2, 3) or (len(received) == 3) != (answer.arena_bytes > 0):
+            raise BadHandshake(f"{len(received)} descriptors, arena of {answer.arena_bytes} bytes")
+        connection.settimeout(None)
+        channel, doorbell, *arena = received
+        return Passed(
+            connection,
+            channel,
+            answer.channel_bytes,
+            doorbell,
+            arena[0] if arena else None,
+            answer.arena_bytes,
+        )
+    except BaseException:
+        _close(received)
+        connection.close()
+        raise
+
+
+def accept(connection: socket.socket, timeout: float) -> tuple[HandshakeRequest, int | None]:
+    """The daemon's side, for tests: the request, and the ring if one came."""
+    received: list[int] = []
+    try:
+        data = _read(connection, _REQUEST_BYTES, received, time.monotonic() + timeout)
+        try:
+            request = HandshakeRequest.decode(data)
+        except DecodeError as error:
+            raise BadHandshake(str(error)) from None
+        _check(request.magic, request.version, request.descriptors, received)
+        if len(received) > 1:
+            raise BadHandshake("more than one ring")
+        return request, received[0] if received else None
+    except BaseException:
+        _close(received)
+        raise
+
+
+def reply(
+    connection: socket.socket,
+    channel: int,
+    channel_bytes: int,
+    doorbell: int,
+    arena: int | None = None,
+    arena_bytes: int = 0,
+) -> None:
+    """The daemon's side, for tests: hands the descriptors over, which stay the caller's."""
+    descriptors = [channel, doorbell] + ([] if arena is None else [arena])
+    answer = HandshakeReply(
+        layout.HANDSHAKE_MAGIC, layout.VERSION, 0, len(descriptors), channel_bytes, arena_bytes, ""
+    )
+    _send(connection, answer.encode(), descriptors)
+
+
+def refuse(connection: socket.socket, status: int, reason: str) -> None:
+    """The daemon's side, for tests: says no."""
+    answer = HandshakeReply(layout.HANDSHAKE_MAGIC, layout.VERSION, status, 0, 0, 0, reason)
+    _send(connection, answer.encode(), [])
+
+
+def _check(magic: int, version: int, descriptors: int, received: Sequence[int]) -> None:
+    if magic != layout.HANDSHAKE_MAGIC:
+        raise BadHandshake("the peer speaks another protocol")
+    if version != layout.VERSION:
+        raise BadHandshake(f"channel of version {version}, not {layout.VERSION}")
+    if descriptors != len(received):
+        raise BadHandshake(f"{len(received)} descriptors came, {descriptors} were said")
+
+
+def _send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
+    """All bytes, with the descriptors on the first of them."""
+    sent = socket.send_fds(connection, [data], descriptors) if descriptors else 0
+    connection.sendall(data[sent:])
+
+
+def _read_reply(connection: socket.socket, received: list[int], end: float) -> HandshakeReply:
+    data = _read(connection, _REPLY_BYTES, received, end)
+    count = int.from_bytes(data[-4:], "little")
+    if count > layout.HANDSHAKE_MAX_REASON_BYTES:
+        raise BadHandshake(f"a reason of {count} bytes")
+    data += _read(connection, count, received, end)
+    try:
+        return HandshakeReply.decode(data)
+    except DecodeError as error:
+        raise BadHandshake(str(error)) from None
+
+
+def _read(connection: socket.socket, size: int, received: list[int], end: float) -> bytes:
+    """Exactly `size` bytes; descriptors that come with them are added to `received`."""
+    data = b""
+    while len(data) < size:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the handshake took too long")
+        connection.settimeout(left)
+        part, descriptors, flags, _ = socket.recv_fds(
+            connection,
+            size - len(data),
+            layout.HANDSHAKE_MAX_DESCRIPTORS + 1,
+            socket.MSG_CMSG_CLOEXEC,
+        )
+        received += descriptors
+        if flags & socket.MSG_CTRUNC or len(received) > layout.HANDSHAKE_MAX_DESCRIPTORS:
+            raise BadHandshake("too many descriptors")
+        if not part:
+            raise BadHandshake("the peer went away")
+        data += part
+    return data
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)

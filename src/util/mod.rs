@@ -1,0 +1,4 @@
+//! Small tools without knowledge of the domain.
+
+pub mod clock;
+pub mod crashsafe;
