@@ -39,7 +39,7 @@ use super::channel::layout::{
     HandshakeRequest, VERSION,
 };
 use super::v1::refusal::Reason;
-use crate::device::fds;
+use crate::device::{Doorbell, fds};
 
 /// Size of a request: all its fields are of fixed size.
 const REQUEST_BYTES: usize = 64;
@@ -79,8 +79,8 @@ pub struct Passed {
     pub channel: OwnedFd,
     /// Its size in bytes.
     pub channel_bytes: u64,
-    /// The eventfd that wakes the daemon.
-    pub doorbell: OwnedFd,
+    /// What wakes the daemon.
+    pub doorbell: Doorbell,
     /// The arena's memory and its size in bytes, in mode ENGINE.
     pub arena: Option<(OwnedFd, u64)>,
 }
@@ -331,6 +331,7 @@ fn passed(
         received.next(),
     ) {
         (Some(channel), Some(doorbell), arena, None) if arena.is_some() == (arena_bytes > 0) => {
+            let doorbell = Doorbell::from_fd(doorbell);
             let arena = arena.map(|fd| (fd, arena_bytes));
             Ok(Passed {
                 connection,

@@ -86,7 +86,13 @@ fn descriptors_change_hands_both_ways() {
                     .unwrap();
                 byte[0]
             };
-            assert_eq!((first(&passed.channel), first(&passed.doorbell)), (1, 2));
+            assert_eq!(
+                (
+                    first(&passed.channel),
+                    first(&passed.doorbell.fd().try_clone_to_owned().unwrap())
+                ),
+                (1, 2)
+            );
             assert_eq!(passed.channel_bytes, 4096);
             let arena = passed.arena.as_ref().map(|(fd, bytes)| (first(fd), *bytes));
             assert_eq!(arena, with_arena.then_some((3, 77)));
