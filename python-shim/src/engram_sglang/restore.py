@@ -113,6 +113,7 @@ class Restore:
         self.hold: Any = None
         self.tries = 0
         self.reused = 0
+        self.admitted = False
 
     @property
     def gate_open(self) -> bool:

@@ -250,6 +250,8 @@ class Shim:
             Revoke: self._on_revoke,
         }
         self.on_saved: Callable[[Save, Status], None] | None = None
+        self.model: Any = None
+        """What the weights' digest is taken of."""
 
     # === Hooks =====================================================================================
 
@@ -333,10 +335,15 @@ class Shim:
     def admitted(self, rid: str, prefix: int) -> None:
         """A request was admitted with so many tokens from the cache."""
         request = self.requests.get(rid)
-        restore = request.restore if request is not None else None
+        if request is None:
+            return
+        if request.epoch != self.epoch and not self.stale_tree:
+            # It waited while the weights changed, and begins with those of now.
+            self._reopen(request)
+        restore = request.restore
         if restore is not None and restore.state is RestoreState.PLACED:
             restore.reused = max(0, min(prefix, restore.boundary) - restore.device_boundary)
-            restore.considered = -1.0
+            restore.admitted = True
 
     @hook("inserted")
     def inserted(self, req: Any, names: Names, tokens: Any, boundary: int, node: int, branch: bool) -> None:
@@ -811,7 +818,7 @@ class Shim:
 
     def _end(self, restore: Restore, outcome: Outcome) -> None:
         reused = 0
-        if restore.state is RestoreState.PLACED and restore.considered == -1.0:
+        if restore.state is RestoreState.PLACED and restore.admitted:
             reused = restore.reused
             outcome = Outcome.USED
         elif outcome is Outcome.USED:
@@ -829,7 +836,7 @@ class Shim:
     def _pump_restore(self, restore: Restore) -> None:
         state, now, settings = restore.state, self.now, self.settings
         if state is RestoreState.PLACED:
-            if restore.considered == -1.0:
+            if restore.admitted:
                 # Admitted: it holds its own lock.
                 self._end(restore, Outcome.USED)
             elif restore.hold is not None and (now - restore.since) * 1000 > settings.hold_ms:
