@@ -33,6 +33,7 @@ from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import New
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext
@@ -113,6 +114,7 @@ class World:
     ) -> None:
         os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = core
         self.page_size, self.overlap, self.lag = page_size, overlap, lag
+        self.extra_buffer = extra_buffer
         self.seed = seed
         args = ServerArgs(
             model_path="dummy",
@@ -195,7 +197,7 @@ class World:
         self.finished: dict[str, Req] = {}
         self.aborted: list[str] = []
         self.admitted_prefix: dict[str, int] = {}
-        self._results: deque[Any] = deque()
+        self._tail: dict[str, array[int]] = {}
         self._numbers = 0
 
     # --- The scheduler ---
@@ -303,8 +305,7 @@ class World:
     # --- Forward ---
 
     def _digest(self, req: Req, upto: int) -> list[int]:
-        tokens = req.origin_input_ids + req.output_ids
-        return self.digests.of(req.rid, tokens, upto)
+        return self.digests.of(req.rid, req.origin_input_ids + self._tail[req.rid], upto)
 
     def run_batch(self, batch: ScheduleBatch) -> Any:
         """The forward: queued on the device, its sampled tokens known at once."""
@@ -323,6 +324,8 @@ class World:
             else:
                 end = int(batch.seq_lens_cpu[i]) if batch.seq_lens_cpu is not None else int(batch.seq_lens[i])
                 start, track_at = end - 1, end
+            if extend:
+                self._tail[req.rid] = array("q", req.output_ids)
             rows = self.req_pool.req_to_token[req.kv.req_pool_idx, :end].to(torch.int64).clone()
             slot = int(req.kv.mamba_pool_idx)
             digests = list(self._digest(req, end)[: end + 1])
@@ -334,6 +337,8 @@ class World:
             work.append((req.rid, start, end, rows, slot, digests, tracked))
             if not extend or req.extend_end >= len(req.origin_input_ids) + len(req.output_ids):
                 next_tokens.append(digests[end] % VOCABULARY)
+                # Known to the device; the scheduler hears of it when it looks at the result.
+                self._tail[req.rid].append(next_tokens[-1])
             else:
                 next_tokens.append(0)
         targets = [(w[4], w[6], w[3][w[1] :]) for w in work]
@@ -438,6 +443,10 @@ class World:
         for layer in self.pools.kv:
             layer.k.zero_()
             layer.v.zero_()
+
+    def evict_states(self) -> None:
+        """Pressure on slots: every state that nobody holds goes, its KV stays where it can."""
+        self.tree.evict(EvictParams(num_tokens=0, mamba_num=self.tree.mamba_evictable_size()))
 
     def close(self) -> None:
         if self.shim is not None:

@@ -490,6 +490,8 @@ class Shim:
             request.opened, request.sent = None, 0
         self._lent.clear()
         self._unfilled.clear()
+        # The next daemon may know nothing.
+        self._known.clear()
         # Memory of the ring stays while a queued copy uses it: the copy itself holds it.
         self._retired = [r for r in self._retired if r[0] is not session]
         session.left.set()
