@@ -29,6 +29,11 @@ if VERSION >= (0, 5, 23):
 else:
     import world_0_5_17 as world_module
 
+from sglang.srt.plugins import load_plugins  # noqa: E402
+
+# As SGLang does in each of its processes: the plug-in is found by its entry point.
+load_plugins()
+
 World = world_module.World
 CORES = ("rust", "python") if VERSION >= (0, 5, 23) else ("python",)
 

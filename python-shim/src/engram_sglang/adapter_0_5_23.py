@@ -265,10 +265,6 @@ class Tree:
         self.core = cache.tree_core
         self.page_size = cache.page_size
         self.scheduler: Any = None
-        self._root = cache.root_node_handle()
-        pool = cache.req_to_token_pool
-        tracked = getattr(pool, "mamba_ping_pong_track_buffer_size", 0) if cache.enable_mamba_extra_buffer else 0
-        self._slots_per_request = 1 + tracked
 
     def bind(self, scheduler: Any) -> None:
         """The scheduler is built: its gate is opened for this cache."""
@@ -287,14 +283,8 @@ class Tree:
         return self.cache.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
 
     def lock_kv(self, node: int) -> Any:
-        return self._lock(node, _MAMBA)
-
-    def lock_all(self, node: int) -> Any:
-        return self._lock(node, ())
-
-    def _lock(self, node: int, skip: tuple[ComponentType, ...]) -> Any:
         try:
-            taken = self.cache.inc_lock_ref(node, skip)
+            taken = self.cache.inc_lock_ref(node, _MAMBA)
         except KeyError:
             return None
         return TreeLock(node, taken.to_dec_params())
@@ -314,11 +304,10 @@ class Tree:
     def room(self, request: Request) -> Room:
         cache, scheduler = self.cache, self.scheduler
         tokens = cache.token_to_kv_pool_allocator.available_size() + cache.full_evictable_size()
-        slots = cache.req_to_token_pool.mamba_allocator.available_size() + cache.mamba_evictable_size()
         boundary = request.restore.boundary if request.restore is not None else 0
         tokens -= max(0, len(request.tokens) - boundary) + self.page_size
         if scheduler is None:
-            return Room(tokens, slots, True)
+            return Room(tokens, 1, True)
         active = self._active(scheduler)
         ratio = scheduler.new_token_ratio_tracker.current
         chunked = scheduler.chunked_req
@@ -328,13 +317,7 @@ class Tree:
             tokens -= int(max(0, left) * (1.0 if params.ignore_eos else ratio)) + self.page_size
             if req is chunked:
                 tokens -= max(0, len(req.full_untruncated_fill_ids) - req.extend_end)
-        shim = self.cache.shim
-        held = sum(r.hold is not None for r in shim.restores) if shim is not None else 0
-        free = max(0, scheduler.max_running_requests - len(active))
-        admissible = min(free, len(scheduler.waiting_queue))
-        # Each has its own slots, and one that its node in the tree keeps; one more changes hands.
-        reserved = admissible * (self._slots_per_request + 1) + len(active) + 1 - held
-        return Room(tokens, slots - reserved + 1, not active and held == 0)
+        return Room(tokens, scheduler.max_running_requests - len(active), not active)
 
     def _active(self, scheduler: Any) -> list[Any]:
         active = {id(r): r for r in scheduler.running_batch.reqs if not r.finished()}

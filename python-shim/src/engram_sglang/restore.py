@@ -10,7 +10,8 @@ LOOKUP -> LEASED -> FILLING -> FILLED -> PLACED -> ENDED
   there is room.
 - *FILLED*: all bytes are in the ring. Still nothing of SGLang is held.
 - *PLACED*: one tick took rows and a slot, queued the copy, made the forward wait for it, and inserted the
-  node. A lock keeps it until the request holds its own, but not for ever: it is a kindness, not a need.
+  node. A lock keeps its KV until the request holds its own, but not for ever: it is a kindness, not a need. The
+  state is not locked: it is the last that eviction would choose, and so no slot is missing to anybody.
 - *ENDED*: over, however. The request is not held back any more.
 
 Every end before PLACED is a plain prefill. This module knows nothing of SGLang.
@@ -114,6 +115,7 @@ class Restore:
         self.tries = 0
         self.reused = 0
         self.admitted = False
+        self.placed_at = 0
 
     @property
     def gate_open(self) -> bool:

@@ -111,11 +111,15 @@ class Ending:
 
 @dataclass
 class Room:
-    """What is free on the device, beyond what running and admissible requests reserved."""
+    """What is free on the device, beyond what running requests and this one reserved.
+
+    Slots are not in it: a restored state can be evicted from the moment that it is in the tree, so that a
+    restore never makes fewer slots for others.
+    """
 
     tokens: int
-    slots: int
-    """At least 1: a slot may be taken."""
+    requests: int
+    """How many more requests may run. What is placed for others is evicted before it is used."""
     idle: bool
     """Nothing runs that could free more."""
 
@@ -137,11 +141,8 @@ class Tree(Protocol):
     def lock_kv(self, node: int) -> Any:
         """Locks the KV of the path, no state. None: the node is gone."""
 
-    def lock_all(self, node: int) -> Any:
-        """Locks KV and the node's state."""
-
     def unlock(self, lock: Any) -> None:
-        """Ends a lock of either sort."""
+        """Ends a lock."""
 
     def rows(self, node: int) -> Any:
         """Row numbers of the path, on the device."""
@@ -841,7 +842,7 @@ class Shim:
             if restore.admitted:
                 # Admitted: it holds its own lock.
                 self._end(restore, Outcome.USED)
-            elif restore.hold is not None and (now - restore.since) * 1000 > settings.hold_ms:
+            elif restore.hold is not None and self._held_too_long(restore):
                 self.unhold(restore)
             return
         if state is RestoreState.LOOKUP and (now - restore.since) * 1000 > settings.lookup_ms:
@@ -858,11 +859,22 @@ class Shim:
             place = restore.try_place(self, now)
             if place is Place.LESS_KV:
                 self._ask_again(restore, restore.maximum)
-            elif place is Place.NO_ROOM and self.tree.room(restore.request).idle:
+            elif place is Place.NO_ROOM and not self._placed() and self.tree.room(restore.request).idle:
+                # Nothing runs that could make room.
                 self._end(restore, Outcome.NO_DEVICE_ROOM)
             elif place is Place.AS_DEEP and restore in self.restores:
                 self.restores.remove(restore)
                 self.counts["restore_device_as_deep"] += 1
+
+    def _placed(self) -> int:
+        """Restores whose requests are to be admitted next."""
+        return sum(r.state is RestoreState.PLACED and not r.admitted for r in self.restores)
+
+    def _held_too_long(self, restore: Restore) -> bool:
+        """Its request was not admitted: perhaps because of what is held."""
+        if (self.now - restore.since) * 1000 > self.settings.hold_ms:
+            return True
+        return self._ticks > restore.placed_at + 1 and self.tree.room(restore.request).idle
 
     def _ask_again(self, restore: Restore, maximum: int) -> None:
         """The plan does not hold any more: another lookup, a few times."""
@@ -1031,7 +1043,7 @@ class Shim:
         taken = None
         try:
             room = tree.room(request)
-            if room.slots < 1 or room.tokens < need:
+            if room.tokens < need or room.requests <= self._placed():
                 return Place.NO_ROOM
             taken = tree.take(need)
             if taken is None:
@@ -1040,7 +1052,8 @@ class Shim:
             blocks = self._scatter(session, restore, have, rows, slot)
             placed = tree.insert(key, have, rows, slot)
             taken = None
-            restore.hold = tree.lock_all(placed)
+            restore.hold = tree.lock_kv(placed)
+            restore.placed_at = self._ticks
             self._know(placed)
         finally:
             if taken is not None:
