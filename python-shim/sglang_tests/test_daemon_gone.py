@@ -101,10 +101,10 @@ def test_in_every_state_of_a_save(world: Any, daemon: Any, striking: Any, state:
     # It serves on, attached or not.
     w.run(w.request(words(seed + 2, 200), new=4))
     w.check()
-    sessions = w.shim.counts["sessions"]
     if how != "restart":
+        w.until(lambda: w.shim.session is None, what="leaving")
         recover(d, how)
-    w.until(lambda: w.shim.session is not None and (sessions > 1 or w.shim.counts["sessions"] > 1), what="attaching again")
+    w.until(lambda: w.shim.session is not None and w.shim.counts["sessions"] > 1, what="attaching again")
     settle(w)
     w.flush()
     second = w.request(prompt + list(first.output_ids) + [1, 2, 3], new=8)
@@ -142,6 +142,7 @@ def test_in_every_state_of_a_restore(
     w.until(lambda: not w.shim.restores and not w.shim.saves, what="all ends without the daemon")
     w.check()
     if how != "restart":
+        w.until(lambda: w.shim.session is None, what="leaving")
         recover(d, how)
     w.until(lambda: w.shim.session is not None and w.shim.counts["sessions"] > 1, what="attaching again")
     settle(w)
