@@ -84,7 +84,7 @@ def world(seed: int) -> Iterator[Callable[..., Any]]:
     def make(daemon: Daemon | None = None, *, settings: dict[str, Any] | None = None, **how: Any) -> Any:
         how.setdefault("seed", seed)
         target = daemon.target if daemon is not None else "unix:///nonexistent/engram.sock"
-        chosen = Settings(**{"daemon": target, "ring_bytes": 8 << 20, "retry_ms": 50, **(settings or {})})
+        chosen = Settings(**{"daemon": target, "ring_bytes": 8 << 20, "retry_ms": 50, "lookup_ms": 10_000, **(settings or {})})
         one = World(settings=chosen, **how)
         made.append(one)
         if daemon is not None:

@@ -77,7 +77,7 @@ def striking(monkeypatch: pytest.MonkeyPatch) -> Any:
     return arm
 
 
-SETTINGS = {"silence_ms": 300, "lookup_ms": 300, "restore_ms": 3000, "save_ms": 2000}
+SETTINGS = {"silence_ms": 300, "lookup_ms": 10_000, "restore_ms": 20_000, "save_ms": 2000}
 MODE = {"page_size": 64, "overlap": True, "lag": 2}
 
 
@@ -149,7 +149,7 @@ def test_in_every_state_of_a_restore(
     w.flush()
     third = w.request(prompt + list(first.output_ids) + [1, 2, 3, 4], new=8)
     w.run(third)
-    assert w.admitted_prefix[third.rid] == 640, "what was durable is still there"
+    assert w.admitted_prefix[third.rid] == 640, f"what was durable is not there: {w.shim.counts}"
     settle(w)
     w.check()
 

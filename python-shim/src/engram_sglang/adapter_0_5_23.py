@@ -41,13 +41,14 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     _U + "pop_prefetch_loaded_span": ("request",),
     _U + "finish_storage_prefetch_admission": ("request", "fulfilled_tokens", "reason"),
     _U + "release_aborted_request": ("request",),
-    _U + "path_device_indices": ("node",),
     _U + "is_backuped": ("node_id",),
     _U + "reset": (),
     _U + "release_host_resources": (),
     _U + "claim_kv_row": ("req",),
     _T + "match_full_device_prefix": ("key",),
     _T + "get_component_device_value": ("node_id", "component_type"),
+    _T + "collect_path_info": ("end_node_ids",),
+    _T + "collect_full_device_indices": ("from_node_id", "until_node_id"),
     _S + "__init__": (),
     _S + "_prefetch_kvcache": ("req",),
     _S + "get_next_batch_to_run": ("running_batch", "last_batch"),
@@ -292,8 +293,14 @@ class Tree:
     def unlock(self, lock: Any) -> None:
         self.cache.unlock(lock)
 
-    def rows(self, node: int) -> Any:
-        return self.cache.path_device_indices(node)
+    def rows(self, node: int, start: int) -> tuple[int, int, Any]:
+        (path,) = self.core.collect_path_info([node])
+        first, above = 0, self.cache.root_node_handle()
+        for step in path:
+            if step.path_end > start:
+                break
+            first, above = step.path_end, step.node_id
+        return first, path[-1].path_end if path else 0, self.core.collect_full_device_indices(node, above)
 
     def slot(self, node: int) -> Any:
         try:

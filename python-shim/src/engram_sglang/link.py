@@ -223,6 +223,8 @@ class Link:
             if not ring.check_self_test():
                 raise BadChannel("the daemon did not answer the self-test")
             end = WorkerEnd.open(passed.channel, passed.channel_bytes)
+            # So that the scheduler thread meets no page of it for the first time.
+            bytes(end.memory.u8[::4096])
         except BaseException:
             passed.close()
             raise

@@ -4,7 +4,7 @@
 LOOKUP -> LEASED -> FILLING -> FILLED -> PLACED -> ENDED
 ```
 
-- *LOOKUP*: the daemon was asked. The request waits, and only this one.
+- *LOOKUP*: the daemon is told the tokens, and asked. The request waits, and only this one.
 - *LEASED*: the daemon has a snapshot and holds it. It brings it into its RAM while the request queues.
 - *FILLING*: the request was considered for admission for the first time; pieces come into the ring as
   there is room.
@@ -116,6 +116,8 @@ class Restore:
         self.reused = 0
         self.admitted = False
         self.placed_at = 0
+        self.asked = False
+        """The daemon was asked."""
 
     @property
     def gate_open(self) -> bool:
@@ -205,7 +207,7 @@ class Restore:
         """Gives the lease back and waits for the answer to another lookup."""
         self._give_back(ports)
         ports.release(self.lease, outcome, 0)
-        self.lease, self.attempt = 0, attempt
+        self.lease, self.attempt, self.asked = 0, attempt, False
         self.tries += 1
         self.step(RestoreState.LOOKUP, now)
 

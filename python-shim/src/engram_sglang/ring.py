@@ -97,6 +97,9 @@ class HostRing:
         except BaseException:
             os.close(self._fd)
             raise
+        # A look at one page brings its neighbours into this process too: no copy meets them for the first time.
+        with memoryview(self._map) as view:
+            bytes(view[::65536])
         # The tensor keeps the mapping alive for as long as any copy uses it.
         self.bytes: Any = torch.frombuffer(self._map, dtype=torch.uint8)
         self.space = RingSpace(self.size)

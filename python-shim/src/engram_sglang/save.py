@@ -116,6 +116,10 @@ class Save:
         self.pieces = [state]
         self.lock: Any = None
         self.rows: Any = None
+        self.first = 0
+        """The token of the first of `rows`."""
+        self.tokens: Any = None
+        """Until the daemon was told."""
         self.active = now
         self.since = now
         self.told = False

@@ -81,6 +81,8 @@ _FAULTS = 3
 _OUTBOX = 1 << 16
 _SAVES = 256
 _KNOWN = 1 << 16
+# Token ids told in one hook: a quarter of a megabyte. What is left follows with the next ticks.
+_TOKENS_AT_ONCE = 32768
 _NO_DIGEST = bytes(32)
 _TRIES = 4
 
@@ -144,8 +146,9 @@ class Tree(Protocol):
     def unlock(self, lock: Any) -> None:
         """Ends a lock."""
 
-    def rows(self, node: int) -> Any:
-        """Row numbers of the path, on the device."""
+    def rows(self, node: int, start: int) -> tuple[int, int, Any]:
+        """(first, end, rows): row numbers, on the device, of tokens [first, end) of the path, of which `end` is
+        the node's own and `first` is `start` or less."""
 
     def slot(self, node: int) -> Any:
         """The slot of the node's state as a tensor of one number, or None."""
@@ -235,6 +238,7 @@ class Shim:
         self._save_numbers = 0
         self._ticks = 0
         self._faults = 0
+        self._token_budget = _TOKENS_AT_ONCE
         self._known: dict[int, None] = {}
         self._retired: list[tuple[Session, int, Event]] = []
         self._lent: dict[tuple[int, Kind, int], int] = {}
@@ -261,6 +265,7 @@ class Shim:
         """Once in each iteration of the scheduler, before it decides anything."""
         self._ticks += 1
         self.now = self._clock()
+        self._token_budget = _TOKENS_AT_ONCE
         if self.session is None:
             self._adopt()
         session = self.session
@@ -308,16 +313,11 @@ class Shim:
         maximum = min(maximum, len(tokens)) // page * page
         if maximum - device_boundary < max(1, self.settings.minimum_tokens):
             return
-        if not self._tell_tokens(request, tokens, len(tokens)):
-            self.counts["restore_dropped_channel_full"] += 1
-            return
         restore = Restore(request, request.attempt, maximum, device_boundary, device_kv, self.now)
-        if not self._push(self._lookup(restore)):
-            self.counts["restore_dropped_channel_full"] += 1
-            return
         request.restore = restore
         self.restores.append(restore)
         self.counts["lookups"] += 1
+        self._ask(restore)
         self._ring()
 
     @hook("gate", default=True)
@@ -617,21 +617,24 @@ class Shim:
         request.opened, request.epoch = None, self.epoch
 
     def _tell_tokens(self, request: Request, tokens: Any, upto: int) -> bool:
-        """The daemon has tokens [0, upto)."""
+        """Tells tokens up to `upto`, as far as may be told at once. True: the daemon has all of them."""
         if not self._open(request):
             return False
         session = self.session
         if session is None:
             return False
-        if request.sent < upto:
+        if request.sent < upto and self._token_budget > 0:
             if self.outbox:
                 return False
-            with memoryview(tokens) as view, view[request.sent : upto] as rest:
+            end = min(upto, request.sent + self._token_budget)
+            with memoryview(tokens) as view, view[request.sent : end] as rest:
                 try:
-                    request.sent += session.end.tx.push_tokens(request.number, request.sent, rest)
+                    told = session.end.tx.push_tokens(request.number, request.sent, rest)
                 except channel.Broken:
                     self._leave(CloseReason.BROKEN_PEER)
                     return False
+            request.sent += told
+            self._token_budget -= told
         return request.sent >= upto
 
     def _close(self, request: Request, ending: Ending | None) -> None:
@@ -642,8 +645,8 @@ class Shim:
         request.req = None
         session = self.session
         tokens, request.tokens = request.tokens, None
-        if ending is not None and session is not None and request.names.saved and not self.outbox:
-            # Otherwise the daemon hears of it below, later.
+        if ending is not None and session is not None and request.names.saved:
+            # What is left, the daemon hears below and later.
             self._tell_tokens(request, tokens, ending.total_tokens)
         if session is None or self.session is not session or request.opened is not session:
             return
@@ -658,8 +661,11 @@ class Shim:
         if session is None:
             return True
         if request.sent < ending.total_tokens:
-            with memoryview(tokens) as view, view[request.sent : ending.total_tokens] as rest:
-                request.sent += session.end.tx.push_tokens(request.number, request.sent, rest)
+            end = min(ending.total_tokens, request.sent + max(0, self._token_budget))
+            with memoryview(tokens) as view, view[request.sent : end] as rest:
+                told = session.end.tx.push_tokens(request.number, request.sent, rest)
+            request.sent += told
+            self._token_budget -= told
             if request.sent < ending.total_tokens:
                 return False
         cached = min(ending.cached_tokens, ending.prompt_tokens)
@@ -694,10 +700,6 @@ class Shim:
         if block is None:
             self.counts["save_dropped_ring_full"] += 1
             return
-        if not self._tell_tokens(request, tokens, boundary):
-            session.ring.space.give(block)
-            self.counts["save_dropped_channel_full"] += 1
-            return
         piece = PieceOfSave(Kind.STATE, 0, boundary, boundary, self.pools.state_bytes)
         out = session.ring.bytes[block : block + piece.bytes]
         piece.block, piece.phase = block, Phase.COPYING
@@ -705,6 +707,7 @@ class Shim:
         piece.event = self.copier.submit(lambda: pools.gather_state(slot, out), before_next=True)
         self._save_numbers += 1
         save = Save(self._save_numbers, request, boundary, node, branch, piece, self.now)
+        save.tokens = tokens
         self.saves[save.number] = save
         request.saves += 1
         self.counts["offers"] += 1
@@ -717,7 +720,11 @@ class Shim:
         for other in self.saves.values():
             if other.request is request and other.branch and other.number < save.number and other.untouched:
                 return
+        if not self._tell_tokens(request, save.tokens, save.boundary):
+            return
         save.told = self._push(Offer(save.number, request.number, request.attempt, save.boundary, request.epoch))
+        if save.told:
+            save.tokens = None
 
     def take_room_for_save(self, size: int) -> int | None:
         """Saves leave a quarter of the ring to restores."""
@@ -735,7 +742,7 @@ class Shim:
         if self.saves.pop(save.number, None) is not None:
             save.request.saves -= 1
             self.counts["save_" + ("ok" if why == "ok" else "ended_" + why)] += 1
-            save.rows = save.request = None
+            save.rows = save.request = save.tokens = None
 
     def _pump_saves(self) -> None:
         for save in list(self.saves.values()):
@@ -805,13 +812,19 @@ class Shim:
 
     # === Restores ==================================================================================
 
-    def _lookup(self, restore: Restore) -> Lookup:
-        return Lookup(
-            req=restore.request.number,
-            attempt=restore.attempt,
-            max_boundary=restore.maximum,
-            device_boundary=restore.device_boundary,
-            device_kv=restore.device_kv,
+    def _ask(self, restore: Restore) -> None:
+        """Asks the daemon, once it has the tokens."""
+        request = restore.request
+        if restore.asked or not self._tell_tokens(request, request.tokens, len(request.tokens)):
+            return
+        restore.asked = self._push(
+            Lookup(
+                req=request.number,
+                attempt=restore.attempt,
+                max_boundary=restore.maximum,
+                device_boundary=restore.device_boundary,
+                device_kv=restore.device_kv,
+            )
         )
 
     def _end_restore(self, request: Request, outcome: Outcome) -> None:
@@ -854,6 +867,9 @@ class Shim:
             return
         if self.session is None:
             return
+        if state is RestoreState.LOOKUP:
+            self._ask(restore)
+            return
         restore.pump(self, now)
         if restore.state is RestoreState.FILLED:
             place = restore.try_place(self, now)
@@ -889,8 +905,10 @@ class Shim:
         restore.device_boundary = self.tree.state_match(key)
         restore.device_kv = self.tree.full_match(key)[0]
         restore.ask_again(self, outcome, request.attempt, self.now)
-        if restore.device_boundary >= maximum or not self._push(self._lookup(restore)):
+        if restore.device_boundary >= maximum:
             self._end(restore, outcome)
+            return
+        self._ask(restore)
 
     def _find(self, number: int, attempt: int) -> Restore | None:
         for restore in self.restores:
@@ -988,11 +1006,12 @@ class Shim:
         lock = self.tree.lock_kv(save.node)
         if lock is None:
             return False
-        rows = self.tree.rows(save.node)
-        if rows.shape[0] != save.boundary:
+        start = min(piece.start for piece in save.pieces if piece.kind is Kind.KV)
+        first, end, rows = self.tree.rows(save.node, start)
+        if end != save.boundary or first > start or rows.shape[0] != end - first:
             self.tree.unlock(lock)
             return False
-        save.lock, save.rows = lock, rows
+        save.lock, save.rows, save.first = lock, rows, first
         return True
 
     def unlock_kv(self, save: Save) -> None:
@@ -1006,7 +1025,7 @@ class Shim:
         session = self.session
         assert session is not None, "a save ends with the session"
         out = session.ring.bytes[piece.block : piece.block + piece.bytes]
-        rows, pools = save.rows[piece.start : piece.end], self.pools
+        rows, pools = save.rows[piece.start - save.first : piece.end - save.first], self.pools
         return self.copier.submit(lambda: pools.gather_kv(rows, out), before_next=False)
 
     def abort(self, save: int, reason: AbortReason) -> None:
