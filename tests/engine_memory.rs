@@ -144,7 +144,7 @@ fn after_the_daemons_death_what_was_durable_comes_from_disk() {
         (engine.info()["memory"]["attached"] == false).then_some(())
     });
     daemon.restart();
-    engine.wait_attached();
+    engine.wait_attached(&daemon);
     engine.flush();
     let again = engine.generate("chat", "chat-2", &said, ANSWER);
     assert_eq!(again.tokens, first.tokens);
@@ -171,7 +171,7 @@ fn an_engine_that_came_first_attaches_when_a_daemon_appears() {
         (&json!(false), true)
     );
     daemon.restart();
-    engine.wait_attached();
+    engine.wait_attached(&daemon);
     // The next hit offers what the device had before.
     engine.generate("chat", "chat-2", &said, ANSWER);
     let memory = settled(&engine);
@@ -253,7 +253,7 @@ fn over_tcp_the_token_counts_and_a_refusal_leaves_the_engine_serving() {
     assert!(!why.contains("a-token"), "{why}");
     let token = token.to_str().unwrap();
     let engine = Engine::alone(&["--engram", &url, "--engram-token-file", token]);
-    engine.wait_attached();
+    engine.wait_attached(&daemon);
     engine.generate("chat", "chat-2", &said, ANSWER);
     check_accounts(&engine);
     let again = engine.generate("chat", "chat-3", &said, ANSWER);

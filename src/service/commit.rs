@@ -5,6 +5,7 @@
 //! can find a snapshot that is not whole. Others may have stored the same meanwhile: whoever commits
 //! first wins, and what the second brought is dropped.
 
+use std::io;
 use std::sync::Arc;
 
 use super::Service;
@@ -16,7 +17,7 @@ use crate::index::{IndexError, KvRef, NewSnapshot, ObjectEntry, Retain, TierSet,
 use crate::pool::PrefixHasher;
 use crate::proto::channel::layout::Status;
 use crate::store::{
-    Encoding, Object, ObjectMeta, Segment, SegmentHeader, StoreError, Stored, Tier, pieces,
+    Encoding, Object, ObjectMeta, PAGE, Segment, SegmentHeader, StoreError, Stored, Tier, pieces,
 };
 use crate::types::{Namespace, ObjectKind, SnapshotId, TierKind, TokenId, TokenRange};
 
@@ -61,6 +62,13 @@ pub(super) enum CommitError {
     Index(#[from] IndexError),
 }
 
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
+}
+
 // === impl CommitError ===
 
 impl CommitError {
@@ -69,6 +77,7 @@ impl CommitError {
         match self {
             Self::BaseLost { .. } => Status::Lost,
             Self::Store(StoreError::NoSpace { .. }) => Status::NoRoom,
+            Self::Index(IndexError::Log(error)) if is_full(error) => Status::NoRoom,
             Self::Store(_) | Self::Index(_) => Status::Failed,
         }
     }
@@ -86,6 +95,10 @@ impl Service {
         let id = match self.commit_locked(&mut core, &hasher, &commit) {
             Ok(id) => id,
             Err(error) => {
+                if matches!(&error, CommitError::Index(IndexError::Log(error)) if is_full(error)) {
+                    core.queue.short = commit.tokens.len() as u64 * 4 + PAGE;
+                    self.wake.notify_one();
+                }
                 drop(core);
                 self.metrics.error("commit");
                 return Err(error);
@@ -227,6 +240,7 @@ impl Service {
             written: 0,
             failure: None,
         };
+        core.know(model);
         core.records.insert(id, record);
         self.supersede(core, commit, id, boundary);
         if self.store.disk.is_some() {

@@ -4,8 +4,8 @@
 //! here beside the index: what each snapshot is called, where its save stands, and what the disk
 //! thread has to do next.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::conversations::{ConversationKey, Conversations};
@@ -80,6 +80,8 @@ pub struct Queue {
     pub not_before: Duration,
     /// Failures in a row.
     pub failures: u32,
+    /// Bytes that the token log found no room for on disk.
+    pub short: u64,
     /// Removals asked for, in all.
     pub asked: u64,
     /// Removals done, in all.
@@ -105,7 +107,18 @@ pub struct Core {
     pub records: HashMap<SnapshotId, Record>,
     /// What the disk thread is to do.
     pub queue: Queue,
+    /// Models of which something is, or was lately, kept.
+    models: HashMap<Fingerprint, Weak<Model>>,
     generation: u64,
+}
+
+// === impl Model ===
+
+impl Model {
+    /// For people who look into the data directory.
+    pub fn description(&self) -> BTreeMap<String, String> {
+        BTreeMap::from([("name".to_owned(), self.name.clone())])
+    }
 }
 
 // === impl Failure ===
@@ -165,11 +178,6 @@ impl Queue {
         self.at.len() + usize::from(self.writing)
     }
 
-    /// None waits.
-    pub fn is_empty(&self) -> bool {
-        self.at.is_empty()
-    }
-
     /// Takes manifests and objects off the disk. Returns the number that `done` then reaches.
     pub fn remove(&mut self, removal: Removal) -> u64 {
         if !removal.snapshots.is_empty() || !removal.objects.is_empty() {
@@ -209,8 +217,23 @@ impl Core {
             conversations: Conversations::default(),
             records: HashMap::new(),
             queue: Queue::default(),
+            models: HashMap::new(),
             generation,
         }
+    }
+
+    /// Remembers the model for as long as anything of it is kept.
+    pub fn know(&mut self, model: &Arc<Model>) {
+        let known = self.models.get(&model.fingerprint);
+        if known.is_none_or(|known| known.strong_count() == 0) {
+            self.models.retain(|_, model| model.strong_count() > 0);
+            self.models.insert(model.fingerprint, Arc::downgrade(model));
+        }
+    }
+
+    /// The model of something that is kept.
+    pub fn model(&self, fingerprint: &Fingerprint) -> Option<Arc<Model>> {
+        self.models.get(fingerprint)?.upgrade()
     }
 
     /// A number that no other save has.
@@ -326,7 +349,7 @@ mod tests {
         queue.not_before = s(0);
         queue.draining = true;
         assert_eq!(queue.pop(s(11)), Some(b));
-        assert!(queue.is_empty());
+        assert_eq!(queue.len(), 0);
     }
 
     #[test]

@@ -108,6 +108,8 @@ pub struct Metrics {
     pub tier_budget: Family<ByTier, Level>,
     /// Objects, by tier.
     pub tier_objects: Family<ByTier, Level>,
+    /// Bytes of the arena in use: the RAM tier, and what is on its way.
+    pub arena_bytes: Level,
     /// Files moved to quarantine.
     pub quarantined: Family<ByReason, Level>,
     /// Snapshots that are visible.
@@ -172,6 +174,7 @@ impl Metrics {
             tier_bytes,
             tier_budget,
             tier_objects,
+            arena_bytes,
             quarantined,
             snapshots,
             conversations,
@@ -296,6 +299,12 @@ impl Metrics {
             tier_budget,
         );
         r.register("tier_objects", "Objects, by tier", tier_objects);
+        r.register_with_unit(
+            "arena_used",
+            "Bytes in use in RAM, those on their way included",
+            bytes(),
+            arena_bytes,
+        );
         r.register(
             "quarantined_files",
             "Files moved to quarantine, by reason",

@@ -117,6 +117,8 @@ pub struct Service {
     changed: Notify,
     latches: Latches,
     metrics: Metrics,
+    /// Room in the RAM tier that is spoken for.
+    reserved: Arc<Mutex<u64>>,
     /// Keeps machines in a state, for tests.
     pub hold: Hold,
     events: broadcast::Sender<Event>,
@@ -170,6 +172,7 @@ impl Service {
             wake: Arc::default(),
             changed: Notify::new(),
             latches: Latches::default(),
+            reserved: Arc::default(),
             metrics: Metrics::register(registry),
             hold: Hold::from_env(),
             events: broadcast::Sender::new(EVENTS),

@@ -16,13 +16,16 @@ use parking_lot::{Condvar, Mutex};
 
 use super::Service;
 use super::conversations::ConversationKey;
-use super::core::{Failure, Removal};
+use super::core::{Failure, Model, Removal};
 use super::metrics::{self, ByReason, Name};
 use crate::store::{self, ErrorKind, StoreError, Stored, Tier};
 use crate::types::TierKind;
 
 /// The longest sleep; levels of tiers are told as often.
 const NAP: Duration = Duration::from_millis(500);
+
+/// Most of the disk's budget that is kept free.
+const MAX_SLACK: u64 = 256 << 20;
 
 /// First pause after a failure; it doubles up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -92,6 +95,7 @@ impl Service {
     fn move_things(&self) -> Duration {
         self.remove_things();
         self.keep_room();
+        self.keep_disk_room();
         self.demote_things();
         self.remove_things();
         let now = self.clock.monotonic();
@@ -162,7 +166,7 @@ impl Service {
     /// Writes objects down whose last copy has to leave RAM.
     fn demote_things(&self) {
         loop {
-            let object = {
+            let (object, model) = {
                 let mut core = self.core.lock();
                 if self.clock.monotonic() < core.queue.not_before {
                     return;
@@ -171,14 +175,18 @@ impl Service {
                     return;
                 };
                 let known = core.index.object(&id);
-                known
-                    .filter(|info| !info.tiers.contains(TierKind::Disk))
-                    .map(|_| id)
+                if known.is_none_or(|info| info.tiers.contains(TierKind::Disk)) {
+                    continue;
+                }
+                let object = self.store.ram.peek(&id);
+                let fingerprint = object.as_ref().map(|object| object.meta.fingerprint);
+                let model = fingerprint.and_then(|fingerprint| core.model(&fingerprint));
+                (object, model)
             };
-            let Some(object) = object.and_then(|id| self.store.ram.peek(&id)) else {
+            let Some((object, model)) = object.zip(model) else {
                 continue;
             };
-            match self.write_object(&object) {
+            match self.write_demoted(&object, &model) {
                 Ok(_) => self.made_room(),
                 Err(error) => {
                     self.write_failed(&error);
@@ -186,6 +194,13 @@ impl Service {
                 }
             }
         }
+    }
+
+    fn write_demoted(&self, object: &store::Object, model: &Model) -> Result<u64, StoreError> {
+        if let Some(disk) = &self.store.disk {
+            disk.register_model(model.fingerprint, &model.geometry, model.description())?;
+        }
+        self.write_object(object)
     }
 
     /// Last copies became spare ones: let some go if RAM is full.
@@ -247,6 +262,21 @@ impl Service {
                 Ok(object.bytes())
             }
             Stored::AlreadyThere => Ok(0),
+        }
+    }
+
+    /// Keeps a little of the disk's budget free: for the tokens of snapshots that are only in RAM, and for
+    /// small files, so that those who write them need not wait.
+    pub(super) fn keep_disk_room(&self) {
+        let Some(disk) = &self.store.disk else {
+            return;
+        };
+        let usage = disk.usage();
+        let slack = (usage.budget / 32).min(MAX_SLACK);
+        let short = std::mem::take(&mut self.core.lock().queue.short);
+        let wanted = usage.bytes.saturating_add(slack.max(short));
+        if let Some(over) = wanted.checked_sub(usage.budget).filter(|over| *over > 0) {
+            self.evict_from_disk(over);
         }
     }
 

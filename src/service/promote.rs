@@ -16,6 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Service;
+use super::room::footprint;
 use super::session::Event;
 use crate::store::{ErrorKind, Object, StoreError, Stored, Tier};
 use crate::types::{ObjectId, TierKind};
@@ -206,15 +207,21 @@ impl Service {
             let Some(meta) = disk.meta(id) else {
                 return Err(self.not_on_disk(id));
             };
-            let need = self.footprint(meta.pieces.iter().map(|piece| piece.bytes));
-            if !self.fits(need) {
+            let need = footprint(meta.pieces.iter().map(|piece| piece.bytes));
+            let reservation = self.reserve(need).or_else(|| {
                 self.make_room(need);
-            }
+                self.reserve(need)
+            });
             let began = self.clock.monotonic();
-            match disk.get(id, &self.store.arena) {
+            let read = match &reservation {
+                Some(_) => disk.get(id, &self.store.arena),
+                None => Err(StoreError::ArenaFull { need }),
+            };
+            match read {
                 Ok(object) => {
                     let took = self.clock.monotonic().saturating_sub(began);
                     self.note_speed(object.bytes(), took);
+                    drop(reservation);
                     self.keep_in_ram(&object);
                     return Ok(object);
                 }

@@ -5,68 +5,88 @@
 //! snapshots, KV that no snapshot needs. A last copy is written down first, by the disk thread, and goes when it
 //! is asked for again; what waits for the room looks again until then, for as long as it may.
 
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
 use super::Service;
 use super::api::Event;
 use super::core::{Core, Removal};
 use crate::index::{Action, Removed, Victim};
-use crate::store::{Segment, Tier};
+use crate::store::{PAGE, Segment, Tier};
 use crate::types::{ObjectKind, SnapshotId, TierKind};
 
-/// Room that a block takes beside its payload: a page with its header, and what rounding to pages costs.
-const BLOCK_OVERHEAD: u64 = 2 * crate::store::PAGE;
+/// Room in the RAM tier that is spoken for: of what is on its way between a worker, the disk and the tier.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    all: Arc<Mutex<u64>>,
+    bytes: u64,
+}
+
+// === impl Reservation ===
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        *self.all.lock() -= self.bytes;
+    }
+}
 
 // === impl Service ===
 
 impl Service {
     /// A block for each length, or none at all: then room is on its way, unless nothing can go.
-    pub(super) fn allocate(&self, lengths: &[u64]) -> Option<Vec<Segment>> {
+    pub(super) fn allocate(&self, lengths: &[u64]) -> Option<(Vec<Segment>, Reservation)> {
+        let need = footprint(lengths.iter().copied());
+        let reservation = self.reserve(need).or_else(|| {
+            self.make_room(need);
+            self.reserve(need)
+        })?;
         let all = || {
             lengths
                 .iter()
                 .map(|len| self.store.arena.alloc(*len))
                 .collect()
         };
-        let need = self.footprint(lengths.iter().copied());
-        if !self.fits(need) {
-            self.make_room(need);
-            if !self.fits(need) {
-                return None;
-            }
-        }
-        let first: Option<Vec<Segment>> = all();
-        first.or_else(|| {
+        let segments: Option<Vec<Segment>> = all();
+        let segments = segments.or_else(|| {
+            // Free, but in pieces that are too small.
             self.make_room(need);
             all()
-        })
+        })?;
+        Some((segments, reservation))
     }
 
     /// Whether so many bytes would fit into an empty RAM tier.
-    pub(super) fn can_ever_hold(&self, bytes: u64) -> bool {
-        bytes < self.store.ram.usage().budget
+    pub(super) fn can_ever_hold(&self, lengths: &[u64]) -> bool {
+        footprint(lengths.iter().copied()) <= self.store.ram.usage().budget
     }
 
-    pub(super) fn footprint(&self, lengths: impl Iterator<Item = u64>) -> u64 {
-        lengths.fold(0, |sum, len| {
-            sum.saturating_add(len).saturating_add(BLOCK_OVERHEAD)
-        })
-    }
-
-    /// Whether the RAM tier's budget has room for so many bytes.
-    pub(super) fn fits(&self, need: u64) -> bool {
+    /// Speaks for room in the RAM tier, if it has it.
+    pub(super) fn reserve(&self, bytes: u64) -> Option<Reservation> {
+        let mut all = self.reserved.lock();
         let usage = self.store.ram.usage();
-        usage.bytes.saturating_add(need) <= usage.budget && self.store.arena.free_bytes() >= need
+        let taken = usage.bytes.saturating_add(*all).saturating_add(bytes);
+        if taken > usage.budget || self.store.arena.free_bytes() < bytes {
+            return None;
+        }
+        *all += bytes;
+        Some(Reservation {
+            all: Arc::clone(&self.reserved),
+            bytes,
+        })
     }
 
     /// Lets objects leave RAM until `need` bytes fit, as far as some can leave at once; last copies are
     /// sent to the disk thread.
     pub(super) fn make_room(&self, need: u64) {
         let usage = self.store.ram.usage();
-        let budget = usage
+        let taken = usage
             .bytes
-            .saturating_add(need)
-            .saturating_sub(usage.budget);
+            .saturating_add(*self.reserved.lock())
+            .saturating_add(need);
+        let short = taken.saturating_sub(usage.budget);
         let arena = need.saturating_sub(self.store.arena.free_bytes());
-        self.let_go(budget.max(arena).max(crate::store::PAGE));
+        self.let_go(short.max(arena).max(PAGE));
     }
 
     /// Lets objects of so many bytes leave RAM.
@@ -192,4 +212,12 @@ impl Service {
             self.let_go(usage.bytes.saturating_sub(part(self.config.ram_low)));
         }
     }
+}
+
+/// Bytes of the arena that blocks of these lengths take: whole pages, and one for the header.
+pub(super) fn footprint(lengths: impl Iterator<Item = u64>) -> u64 {
+    lengths.fold(0, |sum, len| {
+        let block = len.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+        sum.saturating_add(block).saturating_add(PAGE)
+    })
 }

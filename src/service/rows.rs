@@ -200,6 +200,7 @@ impl Service {
                 .get_or_create(&label)
                 .set(tier.objects);
         }
+        self.metrics.arena_bytes.set(self.store.arena.used());
         for (reason, count) in self.store.counts().quarantined {
             let label = super::metrics::ByReason {
                 reason: super::metrics::Name(reason.as_str()),

@@ -38,6 +38,7 @@ impl Service {
         };
         self.hold.block(Point::Save(&SaveState::Writing));
         let written = self.write_snapshot(snapshot, &plan);
+        self.keep_disk_room();
         let Plan { lease, .. } = plan;
         match written {
             Ok(bytes) => self.written(snapshot, lease, bytes),
@@ -83,8 +84,7 @@ impl Service {
             };
             (labels(record), std::sync::Arc::clone(&record.model))
         };
-        let name = BTreeMap::from([("name".to_owned(), model.name.clone())]);
-        disk.register_model(model.fingerprint, &model.geometry, name)?;
+        disk.register_model(model.fingerprint, &model.geometry, model.description())?;
         let mut bytes = 0;
         for id in &plan.lacking {
             let object = self

@@ -11,9 +11,10 @@ use super::wait_for;
 
 /// A running daemon. Its folder outlives a kill, so that it can be started again.
 pub struct Daemon {
-    folder: tempfile::TempDir,
+    // Before the folder, whose log it shows when a test fails.
     process: Process,
     place: Place,
+    folder: tempfile::TempDir,
 }
 
 /// Changes of a configuration: `"section.key"` to a value.

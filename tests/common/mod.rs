@@ -6,9 +6,12 @@
 #![expect(dead_code, reason = "each test uses a part of this")]
 
 pub mod daemon;
+pub mod disk;
 pub mod engine;
 pub mod http;
 pub mod process;
+pub mod scene;
+pub mod worker;
 
 use std::time::{Duration, Instant};
 
@@ -33,6 +36,19 @@ pub fn wait_within<T>(patience: Duration, what: &str, mut probe: impl FnMut() ->
         );
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// `0..count` in an order that follows from the seed.
+pub fn shuffled(seed: u64, count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for i in (1..count).rev() {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        order.swap(i, (x % (i as u64 + 1)) as usize);
+    }
+    order
 }
 
 /// Keeps the expectation at the top true in a test that uses all of this.

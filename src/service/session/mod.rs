@@ -15,6 +15,8 @@
 //! What the worker asked wrongly is answered. What cannot be (a broken record, an unknown value) ends the session.
 
 mod copies;
+mod lookup;
+mod offer;
 mod outbox;
 pub mod requests;
 mod restore;
@@ -52,7 +54,7 @@ const BATCH: usize = 256;
 /// The longest sleep: a doorbell that got lost costs at most this. Also the rhythm of beats.
 const NAP: Duration = Duration::from_millis(5);
 
-/// How long the ending session waits for drains under way when the service shuts down.
+/// How long an ending session waits for drains under way.
 const LAST_DRAINS: Duration = Duration::from_secs(2);
 
 /// Something that ended elsewhere.
@@ -218,9 +220,9 @@ impl Session {
         self.worker.set_counts(counts);
         match self.end.link.peer_closed() {
             None => Ok(()),
-            // What the worker said before it closed is read first.
+            // What the worker said before it closed comes first.
             Some(reason) => {
-                while self.read().await? {}
+                self.hear_out().await?;
                 Err(End::Worker(reason))
             }
         }
@@ -303,13 +305,29 @@ impl Session {
         service.hold.pause(point, || end.link.beat()).await;
     }
 
-    /// Takes leases back and, if there is time, lets drains under way come to their end.
+    /// Lets what was begun come to its end, as far as there is time.
     async fn shut(&mut self, reason: CloseReason) -> Ended {
-        if reason != CloseReason::Shutdown {
-            return Ok(());
+        match reason {
+            CloseReason::SilentPeer | CloseReason::Detached => self.hear_out().await,
+            CloseReason::Shutdown => {
+                self.closing = true;
+                self.revoke_all(RevokeReason::Shutdown).await?;
+                self.settle().await
+            }
+            _ => Ok(()),
         }
+    }
+
+    /// A worker that is gone still has said what it said, and its ring is still there.
+    async fn hear_out(&mut self) -> Ended {
         self.closing = true;
-        self.revoke_all(RevokeReason::Shutdown).await?;
+        let deadline = tokio::time::Instant::now() + LAST_DRAINS;
+        while self.read().await? && tokio::time::Instant::now() < deadline {}
+        self.settle().await
+    }
+
+    /// Waits for copies under way and drops the saves that these did not complete.
+    async fn settle(&mut self) -> Ended {
         let wait = LAST_DRAINS.min(self.service.config.drain_timeout);
         let deadline = tokio::time::Instant::now() + wait;
         while !self.copies.is_idle() {

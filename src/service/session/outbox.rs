@@ -65,11 +65,6 @@ impl Outbox {
         }
         Ok(())
     }
-
-    /// Something waits.
-    pub fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty()
-    }
 }
 
 #[cfg(test)]
@@ -101,13 +96,13 @@ mod tests {
         for save in 0..1000 {
             outbox.say(&mut daemon.tx, decline(save)).unwrap();
         }
-        assert!(outbox.is_waiting());
+        assert!(!outbox.waiting.is_empty());
         for save in 0..1000 {
             let message = worker.rx.pop().unwrap().unwrap();
             assert_eq!(message, decline(save));
             outbox.flush(&mut daemon.tx).unwrap();
         }
-        assert!(!outbox.is_waiting());
+        assert!(outbox.waiting.is_empty());
         let refused = (0..2 * LIMIT as u64)
             .find_map(|save| outbox.say(&mut daemon.tx, decline(save)).err())
             .unwrap();

@@ -136,11 +136,6 @@ impl Request {
         u32::try_from(self.tokens.len()).expect("a request's tokens are bounded by a u32")
     }
 
-    /// No token is known yet.
-    pub fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
-    }
-
     /// The first `count` tokens, if they are known.
     pub fn prefix(&self, count: u32) -> Option<&[TokenId]> {
         self.tokens.get(..count as usize)
@@ -162,11 +157,6 @@ impl Requests {
     /// How many are open.
     pub fn len(&self) -> usize {
         self.open.len()
-    }
-
-    /// None is open.
-    pub fn is_empty(&self) -> bool {
-        self.open.is_empty()
     }
 
     /// The request of this number.

@@ -21,54 +21,53 @@ use super::copies::{Copy, What};
 use super::{Ended, Session};
 use crate::device::DeviceError;
 use crate::index::TreeKey;
-use crate::pool::cut;
 use crate::proto::channel::layout::{DeclineReason, Piece, Status};
-use crate::proto::channel::msg::{Decline, Drain, Drained, Offer, SaveAbort, Saved, Want};
+use crate::proto::channel::msg::{Drain, Drained, SaveAbort, Saved};
 use crate::service::commit::{Block, Commit};
 use crate::service::core::Model;
 use crate::service::hold::Point;
 use crate::service::metrics;
+use crate::service::room::Reservation;
 use crate::service::save_state::SaveState;
 use crate::store::Segment;
 use crate::types::{SnapshotId, TokenRange};
 
-/// Saves that one worker may have open.
-const MAX_SAVES: usize = 1024;
-
 /// One save.
 #[derive(Debug)]
 pub(super) struct Save {
-    pub state: SaveState,
+    pub(super) state: SaveState,
     /// Tells it apart from others of the same number.
-    serial: u64,
-    req: u64,
-    boundary: u32,
-    model: Arc<Model>,
-    key: TreeKey,
+    pub(super) serial: u64,
+    pub(super) req: u64,
+    pub(super) boundary: u32,
+    pub(super) model: Arc<Model>,
+    pub(super) key: TreeKey,
     /// KV of `[0, base)` is stored, or comes with `after`.
-    base: u32,
+    pub(super) base: u32,
     /// The save that brings KV up to `base`.
-    after: Option<u64>,
+    pub(super) after: Option<u64>,
     /// The state first, then KV by position.
-    parts: Vec<Part>,
+    pub(super) parts: Vec<Part>,
+    /// Their room in the RAM tier.
+    pub(super) room: Option<Reservation>,
     /// Parts that are not in yet.
-    missing: usize,
-    offered: Duration,
+    pub(super) missing: usize,
+    pub(super) offered: Duration,
     /// When the worker last did something about it.
-    active: Duration,
+    pub(super) active: Duration,
 }
 
 /// One piece of a save.
 #[derive(Debug)]
-struct Part {
-    range: TokenRange,
-    bytes: u64,
-    segment: Option<Arc<Segment>>,
-    at: PartAt,
+pub(super) struct Part {
+    pub(super) range: TokenRange,
+    pub(super) bytes: u64,
+    pub(super) segment: Option<Arc<Segment>>,
+    pub(super) at: PartAt,
 }
 
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
-enum PartAt {
+pub(super) enum PartAt {
     Worker,
     Copying,
     In,
@@ -76,15 +75,8 @@ enum PartAt {
 
 impl Save {
     /// Nothing of it has arrived.
-    fn is_untouched(&self) -> bool {
+    pub(super) fn is_untouched(&self) -> bool {
         self.parts.iter().all(|part| part.at == PartAt::Worker)
-    }
-
-    fn bytes(&self) -> u64 {
-        self.parts
-            .iter()
-            .map(|part| part.bytes)
-            .fold(0, u64::saturating_add)
     }
 
     /// The index of a piece in `parts`.
@@ -106,174 +98,6 @@ fn name_of(part: usize) -> (Piece, u32) {
 }
 
 impl Session {
-    /// A state exists on the device.
-    pub(super) async fn offer(&mut self, offer: Offer) -> Ended {
-        match self.plan(&offer) {
-            Ok(save) => {
-                self.hold(Point::Save(&save.state)).await;
-                self.replace_untouched(offer.req, offer.boundary).await?;
-                self.count_save(offer.req, 1);
-                let state = self.step(save.state, SaveState::Reserving);
-                self.saves.insert(offer.save, Save { state, ..save });
-                self.hold(Point::Save(&SaveState::Reserving)).await;
-                self.reserve(offer.save).await
-            }
-            Err(reason) => self.decline(offer.save, reason),
-        }
-    }
-
-    fn decline(&mut self, save: u64, reason: DeclineReason) -> Ended {
-        match reason {
-            DeclineReason::AlreadyStored => {
-                self.service.metrics.already_stored.inc();
-            }
-            reason => self.service.metrics.drop_save(reason.as_str()),
-        }
-        self.say(Decline { save, reason })
-    }
-
-    /// What has to move for an offer, or why nothing does.
-    fn plan(&mut self, offer: &Offer) -> Result<Save, DeclineReason> {
-        let Offer {
-            save,
-            req,
-            attempt,
-            boundary,
-            epoch,
-        } = *offer;
-        let bad = DeclineReason::BadRequest;
-        if self.saves.contains_key(&save) || boundary == 0 {
-            return Err(bad);
-        }
-        let request = self
-            .requests
-            .get_mut(req)
-            .filter(|request| !request.closed)
-            .ok_or(bad)?;
-        request.attempt = request.attempt.max(attempt);
-        if request.not_saved {
-            return Err(DeclineReason::NotSaved);
-        }
-        let request_epoch = request.epoch;
-        if request.poison.is_some() || attempt < request.attempt || request.len() < boundary {
-            return Err(bad);
-        }
-        let model = self.model.clone().ok_or(DeclineReason::StaleEpoch)?;
-        if epoch != self.epoch || request_epoch != self.epoch {
-            return Err(DeclineReason::StaleEpoch);
-        }
-        if self.saves.len() >= MAX_SAVES || self.closing {
-            return Err(DeclineReason::NoRoom);
-        }
-        let request = self.requests.get(req).ok_or(bad)?;
-        let tokens = request.prefix(boundary).ok_or(bad)?;
-        let key = TreeKey {
-            fingerprint: model.fingerprint,
-            namespace: request.namespace_id,
-        };
-        if self
-            .saves
-            .values()
-            .any(|save| save.req == req && save.boundary == boundary)
-        {
-            return Err(DeclineReason::AlreadyStored);
-        }
-        let owner = (self.worker.session, req);
-        let stored = self
-            .service
-            .coverage(&key, tokens, &request.conversation, owner);
-        let mut base = stored.ok_or(DeclineReason::AlreadyStored)?;
-        let mut after = None;
-        for (id, other) in &self.saves {
-            let deeper = other.boundary > base && other.boundary <= boundary;
-            if other.req == req && other.key == key && deeper && !other.is_untouched() {
-                base = other.boundary;
-                after = Some(*id);
-            }
-        }
-        let state = TokenRange::at(boundary);
-        let kv = cut(TokenRange {
-            start: base.min(boundary),
-            end: boundary,
-        });
-        let part = |range: TokenRange, bytes| Part {
-            range,
-            bytes,
-            segment: None,
-            at: PartAt::Worker,
-        };
-        let state = part(state, model.geometry.state_bytes());
-        let kv = kv.map(|range| part(range, model.geometry.kv_bytes(range)));
-        let parts: Vec<Part> = [state].into_iter().chain(kv).collect();
-        let now = self.service.clock.monotonic();
-        self.serial += 1;
-        Ok(Save {
-            state: SaveState::Offered,
-            serial: self.serial,
-            req,
-            boundary,
-            model,
-            key,
-            base,
-            after,
-            missing: parts.len(),
-            parts,
-            offered: now,
-            active: now,
-        })
-    }
-
-    /// Drops shallower saves of the request of which nothing was drained.
-    async fn replace_untouched(&mut self, req: u64, boundary: u32) -> Ended {
-        let older =
-            |save: &Save| save.req == req && save.boundary < boundary && save.is_untouched();
-        let older: Vec<u64> = self
-            .saves
-            .iter()
-            .filter(|(_, save)| older(save))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in older {
-            self.drop_save(id, Status::Cancelled, DeclineReason::Superseded)
-                .await?;
-        }
-        Ok(())
-    }
-
-    /// Takes RAM for all parts and tells the worker what is wanted; or waits for room.
-    async fn reserve(&mut self, id: u64) -> Ended {
-        let Some(save) = self.saves.get_mut(&id) else {
-            return Ok(());
-        };
-        let lengths: Vec<u64> = save.parts.iter().map(|part| part.bytes).collect();
-        let Some(segments) = self.service.allocate(&lengths) else {
-            let waited = self.service.clock.monotonic().saturating_sub(save.offered);
-            let hopeless = !self.service.can_ever_hold(save.bytes());
-            if hopeless || waited >= self.service.config.room_wait {
-                return self
-                    .drop_save(id, Status::NoRoom, DeclineReason::NoRoom)
-                    .await;
-            }
-            return Ok(());
-        };
-        for (part, segment) in save.parts.iter_mut().zip(segments) {
-            part.segment = Some(Arc::new(segment));
-        }
-        save.active = self.service.clock.monotonic();
-        let pairs = save.parts.iter().skip(1);
-        let parts = pairs
-            .flat_map(|part| [part.range.start, part.range.end])
-            .collect();
-        self.advance(id, SaveState::Wanted);
-        self.say(Want {
-            save: id,
-            need_state: true,
-            parts,
-        })?;
-        self.hold(Point::Save(&SaveState::Wanted)).await;
-        Ok(())
-    }
-
     /// A piece lies in the ring.
     pub(super) async fn drain(&mut self, drain: Drain) -> Ended {
         let Drain {
@@ -448,6 +272,8 @@ impl Session {
             return failed(Status::Failed);
         };
         let state = blocks.remove(0);
+        // From here on the tier itself counts them.
+        drop(save.room.take());
         let commit = Commit {
             model: &save.model,
             namespace: &request.namespace,
@@ -533,7 +359,7 @@ impl Session {
     }
 
     /// A save of a request begins or ends: those who ask by name wait for its end.
-    fn count_save(&mut self, req: u64, by: i32) {
+    pub(super) fn count_save(&mut self, req: u64, by: i32) {
         if let Some(request) = self.requests.get_mut(req) {
             request.saves = request.saves.saturating_add_signed(by);
             let owner = (self.worker.session, req);
@@ -590,14 +416,14 @@ impl Session {
         Ok(())
     }
 
-    fn advance(&mut self, id: u64, to: SaveState) {
+    pub(super) fn advance(&mut self, id: u64, to: SaveState) {
         if let Some(mut save) = self.saves.remove(&id) {
             save.state = self.step(save.state, to);
             self.saves.insert(id, save);
         }
     }
 
-    fn step(&self, state: SaveState, to: SaveState) -> SaveState {
+    pub(super) fn step(&self, state: SaveState, to: SaveState) -> SaveState {
         let name = state.as_str();
         match state.step(to) {
             Ok(state) => state,

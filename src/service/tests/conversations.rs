@@ -63,6 +63,7 @@ async fn turns_and_branches_are_listed_and_named_ones_are_kept() {
         with_tokens: false,
     });
     assert_eq!(found.unwrap().boundary, 1024);
+    world.all_durable().await;
     let world = world.killed().await;
     assert_eq!(list(&world, "c"), rows);
     let (conversations, total) = world.service.conversations(0, 0);
@@ -241,8 +242,8 @@ async fn a_snapshot_of_another_model_is_a_mismatch() {
     let world = World::new().await;
     let mut fake = Fake::attach(&world).await;
     fake.turn("c", &prompt(1, 1500), 1280).await;
-    let id = fake.session;
-    world.service.detach(id, "a test");
+    fake.heard_all().await;
+    world.service.detach(fake.session, "a test");
     eventually("the end", || world.service.workers().is_empty()).await;
     let restore = || {
         let select = Selector::conversation("c");

@@ -207,8 +207,11 @@ async fn shutting_down_writes_what_is_pending() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_disk_budget_holds_and_the_oldest_go() {
-    let mut settings = Settings::default();
-    settings.disk = Some(bytesize::ByteSize::mib(4));
+    let disk = Some(bytesize::ByteSize::mib(4));
+    let settings = Settings {
+        disk,
+        ..Settings::default()
+    };
     let world = World::with(settings).await;
     let mut fake = Fake::attach(&world).await;
     let each = 2048 * ROW;
