@@ -38,11 +38,17 @@ impl Kept {
         assert_eq!(answer.json()["boundary"], BOUNDARY);
         drop(engine);
         wait_for("the engine's end", || (workers(&daemon) == 0).then_some(()));
-        Kept { daemon, prompt, answer: reply.tokens }
+        Kept {
+            daemon,
+            prompt,
+            answer: reply.tokens,
+        }
     }
 
     fn restore(&self) -> (u16, Value) {
-        let answer = self.daemon.post("/restore_snapshot", &json!({ "conversation_id": "c" }));
+        let answer = self
+            .daemon
+            .post("/restore_snapshot", &json!({ "conversation_id": "c" }));
         (answer.status, answer.json())
     }
 }
@@ -58,7 +64,11 @@ fn another_model_never_hits_and_is_refused_by_name() {
     ] {
         let other = Engine::beside(&kept.daemon, args);
         let (status, body) = kept.restore();
-        assert_eq!((status, &body["error"]["type"]), (409, &json!("mismatch")), "{args:?}: {body}");
+        assert_eq!(
+            (status, &body["error"]["type"]),
+            (409, &json!("mismatch")),
+            "{args:?}: {body}"
+        );
         assert_eq!(body["success"], false);
         let reply = other.generate("c", "r2", &kept.prompt, ANSWER);
         assert_eq!(reply.cached, 0, "{args:?}: a hit of another model");
@@ -123,7 +133,10 @@ fn a_namespace_shares_with_itself_only() {
         assert_eq!(answer.status, 200, "{}", answer.text());
         let answer = answer.json();
         // What it may have next has to come from the daemon.
-        let saved = daemon.post("/save_snapshot", &json!({ "conversation_id": format!("s{turns}") }));
+        let saved = daemon.post(
+            "/save_snapshot",
+            &json!({ "conversation_id": format!("s{turns}") }),
+        );
         assert_eq!(saved.status, 200, "{}", saved.text());
         engine.flush();
         let cached = answer["meta_info"]["cached_tokens"].as_u64().unwrap();
@@ -158,18 +171,53 @@ fn every_part_of_a_namespace_counts() {
     let some = |name| Some(name);
     let spaces = [
         Names::default(),
-        Names { tenant: some("a"), ..Names::default() },
-        Names { extra_key: some("a"), ..Names::default() },
-        Names { cache_salt: some("a"), ..Names::default() },
-        Names { adapter: Some([b'a'; 32]), ..Names::default() },
-        Names { adapter: Some([0; 32]), ..Names::default() },
+        Names {
+            tenant: some("a"),
+            ..Names::default()
+        },
+        Names {
+            extra_key: some("a"),
+            ..Names::default()
+        },
+        Names {
+            cache_salt: some("a"),
+            ..Names::default()
+        },
+        Names {
+            adapter: Some([b'a'; 32]),
+            ..Names::default()
+        },
+        Names {
+            adapter: Some([0; 32]),
+            ..Names::default()
+        },
         // Absent is not empty, and parts do not run into each other.
-        Names { tenant: some(""), ..Names::default() },
-        Names { extra_key: some(""), ..Names::default() },
-        Names { cache_salt: some(""), ..Names::default() },
-        Names { tenant: some("a"), extra_key: some("bc"), ..Names::default() },
-        Names { tenant: some("ab"), extra_key: some("c"), ..Names::default() },
-        Names { tenant: some("abc"), ..Names::default() },
+        Names {
+            tenant: some(""),
+            ..Names::default()
+        },
+        Names {
+            extra_key: some(""),
+            ..Names::default()
+        },
+        Names {
+            cache_salt: some(""),
+            ..Names::default()
+        },
+        Names {
+            tenant: some("a"),
+            extra_key: some("bc"),
+            ..Names::default()
+        },
+        Names {
+            tenant: some("ab"),
+            extra_key: some("c"),
+            ..Names::default()
+        },
+        Names {
+            tenant: some("abc"),
+            ..Names::default()
+        },
     ];
     for (names, i) in spaces.iter().zip(1..) {
         assert_eq!(worker.restore_as(names, &ids), None, "{names:?}");
@@ -181,7 +229,11 @@ fn every_part_of_a_namespace_counts() {
         assert_eq!(daemon.metric("engram_saved_snapshots_total"), f64::from(i));
     }
     for names in &spaces {
-        assert_eq!(worker.restore_as(names, &ids).unwrap().boundary, 256, "{names:?}");
+        assert_eq!(
+            worker.restore_as(names, &ids).unwrap().boundary,
+            256,
+            "{names:?}"
+        );
     }
 }
 
@@ -194,16 +246,47 @@ fn every_part_of_an_identity_counts_and_nothing_else() {
     worker.turn("c", &ids, 256);
     let new = || *uuid::Uuid::new_v4().as_bytes();
     let others = [
-        ("weights", Model { weights: 1, instance: new(), ..usual.clone() }),
-        ("dtype", Model { temporal_dtype: v1::DType::DtypeBf16, instance: new(), ..usual.clone() }),
-        ("dtype, same bytes", Model {
-            temporal_dtype: v1::DType::DtypeBf16,
-            temporal: [8, 8],
-            instance: new(),
-            ..usual.clone()
-        }),
-        ("shape, same bytes", Model { temporal: [8, 4], instance: new(), ..usual.clone() }),
-        ("heads", Model { heads: 4, instance: new(), ..usual.clone() }),
+        (
+            "weights",
+            Model {
+                weights: 1,
+                instance: new(),
+                ..usual.clone()
+            },
+        ),
+        (
+            "dtype",
+            Model {
+                temporal_dtype: v1::DType::DtypeBf16,
+                instance: new(),
+                ..usual.clone()
+            },
+        ),
+        (
+            "dtype, same bytes",
+            Model {
+                temporal_dtype: v1::DType::DtypeBf16,
+                temporal: [8, 8],
+                instance: new(),
+                ..usual.clone()
+            },
+        ),
+        (
+            "shape, same bytes",
+            Model {
+                temporal: [8, 4],
+                instance: new(),
+                ..usual.clone()
+            },
+        ),
+        (
+            "heads",
+            Model {
+                heads: 4,
+                instance: new(),
+                ..usual.clone()
+            },
+        ),
     ];
     for (name, model) in others {
         let mut other = Worker::attach_as(&daemon, &model);
@@ -216,9 +299,31 @@ fn every_part_of_an_identity_counts_and_nothing_else() {
     assert_eq!(worker.restore(&ids).unwrap().boundary, 256);
     let layout = v1::PoolLayout::PageMajor;
     let same = [
-        ("pages", Model { page_size: 64, instance: new(), ..usual.clone() }),
-        ("layout", Model { layout, page_size: 64, instance: new(), ..usual.clone() }),
-        ("capacity", Model { capacity: (3, 128), instance: new(), ..usual.clone() }),
+        (
+            "pages",
+            Model {
+                page_size: 64,
+                instance: new(),
+                ..usual.clone()
+            },
+        ),
+        (
+            "layout",
+            Model {
+                layout,
+                page_size: 64,
+                instance: new(),
+                ..usual.clone()
+            },
+        ),
+        (
+            "capacity",
+            Model {
+                capacity: (3, 128),
+                instance: new(),
+                ..usual.clone()
+            },
+        ),
     ];
     for (name, model) in same {
         let mut other = Worker::attach_as(&daemon, &model);
@@ -227,18 +332,37 @@ fn every_part_of_an_identity_counts_and_nothing_else() {
     }
     // Parts of the description that a model of this test does not vary.
     let change = |change: fn(&mut v1::AttachRequest)| {
-        let mut request = Model { instance: new(), ..usual.clone() }.request();
+        let mut request = Model {
+            instance: new(),
+            ..usual.clone()
+        }
+        .request();
         change(&mut request);
-        attach(&daemon.grpc_socket(), request).unwrap().fingerprint.to_vec()
+        attach(&daemon.grpc_socket(), request)
+            .unwrap()
+            .fingerprint
+            .to_vec()
     };
     let own = worker.fingerprint.to_vec();
-    assert_ne!(change(|it| it.model.as_mut().unwrap().architecture = "other".into()), own);
-    assert_ne!(change(|it| it.model.as_mut().unwrap().config_digest = vec![2; 32].into()), own);
-    assert_ne!(change(|it| it.kv[0].dtype = v1::DType::DtypeF16.into()), own);
+    assert_ne!(
+        change(|it| it.model.as_mut().unwrap().architecture = "other".into()),
+        own
+    );
+    assert_ne!(
+        change(|it| it.model.as_mut().unwrap().config_digest = vec![2; 32].into()),
+        own
+    );
+    assert_ne!(
+        change(|it| it.kv[0].dtype = v1::DType::DtypeF16.into()),
+        own
+    );
     assert_ne!(change(|it| it.kv[0].layer = 0), own);
     assert_ne!(change(|it| it.state[0].layers = vec![0, 1]), own);
     assert_ne!(change(|it| it.state[0].name = "conv.1".into()), own);
-    assert_eq!(change(|it| it.model.as_mut().unwrap().display_name = "x".into()), own);
+    assert_eq!(
+        change(|it| it.model.as_mut().unwrap().display_name = "x".into()),
+        own
+    );
     assert_eq!(change(|it| it.ring.as_mut().unwrap().bytes *= 2), own);
     assert_eq!(change(|it| it.versions.clear()), own);
     assert_eq!(change(|it| it.epoch = 77), own);
@@ -251,11 +375,19 @@ fn a_server_of_another_tp_size_is_refused_or_shares_nothing() {
     let ids = prompt(1, 300);
     worker.turn("c", &ids, 256);
     for tp in [2, 4, 8] {
-        let model = Model { tp, instance: [tp as u8; 16], ..Model::default() };
+        let model = Model {
+            tp,
+            instance: [tp as u8; 16],
+            ..Model::default()
+        };
         match attach(&daemon.grpc_socket(), model.request()) {
             Err(refusal) => {
                 assert_eq!(refusal.reason(), Reason::Unsupported, "{}", refusal.message);
-                assert!(refusal.message.contains("attn_tp_size"), "{}", refusal.message);
+                assert!(
+                    refusal.message.contains("attn_tp_size"),
+                    "{}",
+                    refusal.message
+                );
             }
             Ok(attached) => assert_ne!(attached.fingerprint, worker.fingerprint.to_vec()),
         }
@@ -271,7 +403,14 @@ fn another_epoch_is_another_model_at_once() {
     worker.turn("c", &ids, 512);
     let by_name = || {
         let answer = daemon.post("/restore_snapshot", &json!({ "conversation_id": "c" }));
-        (answer.status, if answer.status == 200 { "none".to_owned() } else { answer.kind() })
+        (
+            answer.status,
+            if answer.status == 200 {
+                "none".to_owned()
+            } else {
+                answer.kind()
+            },
+        )
     };
     assert_eq!(by_name().0, 200);
     // A lease and a save that span the change.
@@ -280,7 +419,10 @@ fn another_epoch_is_another_model_at_once() {
     let saving = worker.open("d", &prompt(2, 600));
     let save = worker.offer(saving, 512);
     worker.answer(save).unwrap();
-    worker.say(Epoch { epoch: 2, weights_digest: [0; 32] });
+    worker.say(Epoch {
+        epoch: 2,
+        weights_digest: [0; 32],
+    });
     let revoked = worker.hear(|message| match message {
         Down::Revoke(revoke) if revoke.lease == hit.lease => Some(revoke.reason),
         _ => None,
@@ -293,7 +435,10 @@ fn another_epoch_is_another_model_at_once() {
     assert_eq!(worker.lookup(req, 512).reason, Some(Miss::StaleEpoch));
     assert_eq!(by_name(), (409, "mismatch".to_owned()));
     // Known ones, and others than before.
-    worker.say(Epoch { epoch: 3, weights_digest: [9; 32] });
+    worker.say(Epoch {
+        epoch: 3,
+        weights_digest: [9; 32],
+    });
     worker.epoch = 3;
     assert_eq!(worker.restore(&ids), None);
     assert_eq!(by_name(), (409, "mismatch".to_owned()));
@@ -303,7 +448,10 @@ fn another_epoch_is_another_model_at_once() {
     worker.turn("e", &ids, 256);
     assert_eq!(worker.restore(&ids).unwrap().boundary, 256);
     // The first weights again.
-    worker.say(Epoch { epoch: 4, weights_digest: [1; 32] });
+    worker.say(Epoch {
+        epoch: 4,
+        weights_digest: [1; 32],
+    });
     worker.epoch = 4;
     assert_eq!(worker.restore(&ids).unwrap().boundary, 512);
     assert_eq!(by_name().0, 200);

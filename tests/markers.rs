@@ -118,21 +118,36 @@ fn answers_after_a_restore_are_those_of_the_conversation_in_any_order_and_at_onc
     let mut distinct = answers.clone();
     distinct.sort();
     distinct.dedup();
-    assert!(distinct.len() > CONVERSATIONS / 2, "{} distinct answers", distinct.len());
+    assert!(
+        distinct.len() > CONVERSATIONS / 2,
+        "{} distinct answers",
+        distinct.len()
+    );
     wait_for("all saves", || {
         let saved = daemon.metric("engram_durable_snapshots_total");
-        (saved >= CONVERSATIONS as f64 && daemon.metric("engram_pending_writes") == 0.0).then_some(())
+        (saved >= CONVERSATIONS as f64 && daemon.metric("engram_pending_writes") == 0.0)
+            .then_some(())
     });
     engine.flush();
     thread::scope(|scope| {
         for client in 0..4 {
-            let (engine, answers) = (&engine, &answers);
+            let (daemon, engine, answers) = (&daemon, &engine, &answers);
             scope.spawn(move || {
                 for number in shuffled(client, CONVERSATIONS) {
                     let rid = format!("{client}-{number}");
-                    let reply = engine.generate(&format!("c{number}"), &rid, &marked(number), ANSWER);
-                    assert_eq!(reply.tokens, answers[number], "c{number} for client {client}");
-                    assert!(reply.cached >= BOUNDARY, "c{number}: {} cached", reply.cached);
+                    let reply =
+                        engine.generate(&format!("c{number}"), &rid, &marked(number), ANSWER);
+                    assert_eq!(
+                        reply.tokens, answers[number],
+                        "c{number} for client {client}"
+                    );
+                    assert!(
+                        reply.cached >= BOUNDARY,
+                        "c{number}: {} cached; {}; {}",
+                        reply.cached,
+                        engine.info()["memory"],
+                        misses(daemon)
+                    );
                 }
             });
         }
@@ -142,4 +157,19 @@ fn answers_after_a_restore_are_those_of_the_conversation_in_any_order_and_at_onc
     let disk = daemon.metric(r#"engram_lookup_hits_total{tier="disk"}"#);
     assert!(disk > 50.0, "{disk} restores from disk");
     assert_eq!(daemon.metric("engram_evicted_snapshots_total"), 0.0);
+}
+
+fn misses(daemon: &Daemon) -> String {
+    let metrics = daemon.get("/metrics");
+    let lines = metrics.text().lines();
+    let of = |line: &&str| {
+        ["lookup", "dropped", "skipped", "unused"]
+            .iter()
+            .any(|name| line.contains(name))
+    };
+    lines
+        .filter(|line| !line.starts_with('#'))
+        .filter(of)
+        .collect::<Vec<_>>()
+        .join("; ")
 }

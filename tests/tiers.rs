@@ -70,32 +70,59 @@ fn pressure_on_ram_moves_the_oldest_to_disk_and_they_come_back() {
     let size = model.state_bytes() + u64::from(TOKENS) * model.row_bytes();
     // The first have left RAM, the last are there; all are whole.
     let first = worker.restore(&tokens(0)).unwrap();
-    assert_eq!((first.boundary, first.tier, first.bytes), (TOKENS, Tier::Disk, size));
+    assert_eq!(
+        (first.boundary, first.tier, first.bytes),
+        (TOKENS, Tier::Disk, size)
+    );
     assert_eq!(worker.restore(&tokens(23)).unwrap().tier, Tier::Ram);
-    assert_eq!(worker.restore(&tokens(0)).unwrap().tier, Tier::Ram, "it did not stay");
+    assert_eq!(
+        worker.restore(&tokens(0)).unwrap().tier,
+        Tier::Ram,
+        "it did not stay"
+    );
     // By name: it says what it did, and does it once.
     let reply = ask(&daemon, "/restore_snapshot", 1);
     assert_eq!(reply["from_tier"], "disk");
     assert_eq!(reply["moved_bytes"], size);
     assert_eq!(reply["token_count"], TOKENS);
-    assert_eq!((&reply["tier"], &reply["pinned"]), (&json!("ram"), &json!(true)));
+    assert_eq!(
+        (&reply["tier"], &reply["pinned"]),
+        (&json!("ram"), &json!(true))
+    );
     let reply = ask(&daemon, "/restore_snapshot", 1);
-    assert_eq!((&reply["from_tier"], &reply["moved_bytes"]), (&json!("ram"), &json!(0)));
+    assert_eq!(
+        (&reply["from_tier"], &reply["moved_bytes"]),
+        (&json!("ram"), &json!(0))
+    );
     // What is pinned stays, whatever comes.
     for number in 24..48 {
         worker.turn(&name(number), &tokens(number), TOKENS);
     }
-    assert_eq!(worker.restore(&tokens(1)).unwrap().tier, Tier::Ram, "a pin did not hold");
+    assert_eq!(
+        worker.restore(&tokens(1)).unwrap().tier,
+        Tier::Ram,
+        "a pin did not hold"
+    );
     assert_eq!(daemon.metric("engram_evicted_snapshots_total"), 0.0);
     for number in 0..48 {
-        assert_eq!(worker.restore(&tokens(number)).unwrap().boundary, TOKENS, "c{number}");
+        assert_eq!(
+            worker.restore(&tokens(number)).unwrap().boundary,
+            TOKENS,
+            "c{number}"
+        );
     }
 }
 
 #[test]
 fn the_disk_never_holds_more_than_its_budget() {
     let cap = 16 << 20;
-    let daemon = start(&[SMALL_RAM, &[("store.disk.budget", "16 MiB"), ("service.write_after", "1ms")]]);
+    let daemon = start(&[
+        SMALL_RAM,
+        &[
+            ("store.disk.budget", "16 MiB"),
+            ("service.write_after", "1ms"),
+        ],
+    ]);
     let model = Model::large();
     let mut worker = Worker::attach_as(&daemon, &model);
     let object = model.row_bytes() * u64::from(TOKENS) + (16 << 10);
@@ -118,7 +145,10 @@ fn the_disk_never_holds_more_than_its_budget() {
     assert!(daemon.metric("engram_written_bytes_total") > 4.0 * cap as f64);
     assert!(daemon.metric("engram_evicted_snapshots_total") > 0.0);
     assert!(worker.restore(&tokens(95)).is_some());
-    assert!(worker.restore(&tokens(0)).is_some(), "a named branch was evicted");
+    assert!(
+        worker.restore(&tokens(0)).is_some(),
+        "a named branch was evicted"
+    );
     assert_eq!(worker.restore(&tokens(1)), None, "it cannot all be there");
     every_row_can_be_restored(&daemon);
     // A start finds the same within the same bounds.
@@ -129,7 +159,10 @@ fn the_disk_never_holds_more_than_its_budget() {
     assert!(every_row_can_be_restored(&daemon) >= 8);
     let mut worker = Worker::attach_as(&daemon, &model);
     assert!(worker.restore(&tokens(95)).is_some());
-    assert!(worker.restore(&tokens(0)).is_some(), "a named branch was lost");
+    assert!(
+        worker.restore(&tokens(0)).is_some(),
+        "a named branch was lost"
+    );
 }
 
 /// Whatever is listed is there, with all its bytes. Returns how many there are.
@@ -158,7 +191,12 @@ fn a_full_disk_is_said_and_costs_nothing_that_is_there() {
     worker.turn(&name(1), &tokens(1), TOKENS);
     let body = json!({ "conversation_id": name(1) });
     let answer = daemon.post("/save_snapshot", &body);
-    assert_eq!((answer.status, &*answer.kind()), (507, "no_space"), "{}", answer.text());
+    assert_eq!(
+        (answer.status, &*answer.kind()),
+        (507, "no_space"),
+        "{}",
+        answer.text()
+    );
     assert!(daemon.metric(r#"engram_write_failures_total{reason="no_space"}"#) > 0.0);
     // Both are served, and the daemon is well.
     assert_eq!(worker.restore(&tokens(0)).unwrap().boundary, TOKENS);
@@ -188,7 +226,10 @@ fn states_that_deeper_ones_of_their_request_superseded_are_never_written() {
     assert_eq!(manifests.len(), 1);
     assert_eq!(manifests[0].1["boundary"], 2816);
     let states = disk::objects(&daemon.data());
-    let states = states.iter().filter(|object| object.kind == "state").count();
+    let states = states
+        .iter()
+        .filter(|object| object.kind == "state")
+        .count();
     assert_eq!(states, 1, "a superseded state was written");
     let bytes = model.state_bytes() + 2816 * model.row_bytes();
     assert_eq!(disk::payload(&daemon.data()), bytes);
@@ -227,16 +268,33 @@ fn a_start_brings_the_latest_into_ram_as_far_as_it_may() {
     assert_eq!(worker.restore(&tokens(11)).unwrap().tier, Tier::Disk);
     // Three of them: 864 KiB each.
     let mut worker = restart(&mut daemon, "3 MiB");
-    wait_for("the preload", || (daemon.metric("engram_promoted_objects_total") == 6.0).then_some(()));
-    for (number, tier) in [(11, Tier::Ram), (9, Tier::Ram), (8, Tier::Disk), (0, Tier::Disk)] {
-        assert_eq!(worker.restore(&tokens(number)).unwrap().tier, tier, "c{number}");
+    wait_for("the preload", || {
+        (daemon.metric("engram_promoted_objects_total") == 6.0).then_some(())
+    });
+    for (number, tier) in [
+        (11, Tier::Ram),
+        (9, Tier::Ram),
+        (8, Tier::Disk),
+        (0, Tier::Disk),
+    ] {
+        assert_eq!(
+            worker.restore(&tokens(number)).unwrap().tier,
+            tier,
+            "c{number}"
+        );
     }
     // Far more than RAM has: it stays below its budget, and serves.
     let mut worker = restart(&mut daemon, "1 GiB");
-    wait_for("the preload", || (daemon.metric("engram_promoted_objects_total") >= 8.0).then_some(()));
+    wait_for("the preload", || {
+        (daemon.metric("engram_promoted_objects_total") >= 8.0).then_some(())
+    });
     assert!(used(&daemon, "ram") <= 8 << 20);
     for number in 0..12 {
-        assert_eq!(worker.restore(&tokens(number)).unwrap().boundary, TOKENS, "c{number}");
+        assert_eq!(
+            worker.restore(&tokens(number)).unwrap().boundary,
+            TOKENS,
+            "c{number}"
+        );
     }
 }
 
@@ -260,7 +318,10 @@ fn what_is_called_durable_survives_a_kill_right_after_the_answer() {
         let info = daemon.post("/get_snapshot_info", &body);
         assert_eq!(info.status, 200, "turn {turn}: {}", info.text());
         let info = &info.json()["metadata"];
-        assert_eq!((&info["boundary"], &info["durable"]), (&json!(boundary), &json!(true)));
+        assert_eq!(
+            (&info["boundary"], &info["durable"]),
+            (&json!(boundary), &json!(true))
+        );
         assert_eq!(info["fill_ids"], json!(trunk[..boundary as usize]));
         assert_eq!(info["tokens_after_boundary"], 100);
     }
@@ -292,13 +353,20 @@ fn a_deletion_that_was_answered_survives_a_kill() {
     daemon.restart();
     let mut worker = Worker::attach_as(&daemon, &model);
     assert_eq!(worker.restore(&tokens(1)), None);
-    let answer = daemon.post("/get_snapshot_info", &json!({ "conversation_id": name(1), "turn_number": 1 }));
+    let answer = daemon.post(
+        "/get_snapshot_info",
+        &json!({ "conversation_id": name(1), "turn_number": 1 }),
+    );
     assert_eq!(answer.status, 404);
     for number in [0, 2] {
         assert_eq!(worker.restore(&tokens(number)).unwrap().boundary, TOKENS);
     }
     let bytes = 2 * (model.state_bytes() + u64::from(TOKENS) * model.row_bytes());
-    assert_eq!(disk::payload(&daemon.data()), bytes, "its files are still there");
+    assert_eq!(
+        disk::payload(&daemon.data()),
+        bytes,
+        "its files are still there"
+    );
 }
 
 #[test]
@@ -367,7 +435,10 @@ fn without_a_disk_ram_forgets_the_oldest_and_says_so() {
     assert_eq!((answer.status, &*answer.kind()), (503, "unavailable"));
     let body = json!({ "conversation_id": name(23), "durable": false });
     let answer = daemon.post("/save_snapshot", &body);
-    assert_eq!((answer.status, &answer.json()["durable"]), (200, &json!(false)));
+    assert_eq!(
+        (answer.status, &answer.json()["durable"]),
+        (200, &json!(false))
+    );
     let answer = daemon.post("/restore_snapshot", &json!({ "conversation_id": name(0) }));
     assert_eq!((answer.status, &*answer.kind()), (409, "no_state"));
 }
@@ -380,7 +451,9 @@ fn a_delayed_write_comes_by_itself() {
     let mut worker = Worker::attach_as(&daemon, &model);
     worker.turn(&name(0), &tokens(0), TOKENS);
     let durable = |daemon: &Daemon| daemon.metric("engram_durable_snapshots_total") == 1.0;
-    common::wait_within(Duration::from_secs(60), "the write", || durable(&daemon).then_some(()));
+    common::wait_within(Duration::from_secs(60), "the write", || {
+        durable(&daemon).then_some(())
+    });
     daemon.kill();
     daemon.restart();
     let mut worker = Worker::attach_as(&daemon, &model);
