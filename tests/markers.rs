@@ -6,7 +6,9 @@ mod common;
 use std::thread;
 
 use common::daemon::Daemon;
+use common::engine::{Engine, tokens};
 use common::shuffled;
+use common::wait_for;
 use common::worker::{Model, Names, Worker, prompt};
 
 const CONVERSATIONS: usize = 64;
@@ -74,4 +76,100 @@ fn restored_bytes_are_those_of_the_conversation_in_any_order_and_at_once() {
     let mut stranger = prompt(0, 64);
     stranger.extend(prompt(9999, 200));
     assert_eq!(worker.restore_as(&Names::default(), &stranger), None);
+}
+
+/// Tokens of a prompt to the engine; with its states and KV a conversation takes 220 KiB.
+const PROMPT: usize = 1300;
+const ANSWER: usize = 8;
+const BOUNDARY: u64 = 1280;
+
+/// A conversation whose marker, a run of tokens that is nobody else's, stands at its beginning, middle
+/// and end; every other one begins with the same instructions.
+fn marked(number: usize) -> Vec<u32> {
+    let mut prompt = tokens(7, PROMPT);
+    let marker = tokens(1000 + number as u64, 40);
+    let shared = if number.is_multiple_of(2) { 256 } else { 0 };
+    for at in [shared, PROMPT / 2, PROMPT - 200, PROMPT - 40] {
+        prompt[at..at + 40].copy_from_slice(&marker);
+    }
+    prompt
+}
+
+#[test]
+fn answers_after_a_restore_are_those_of_the_conversation_in_any_order_and_at_once() {
+    // Of 64 conversations RAM has room for eight.
+    let daemon = Daemon::start(&[
+        ("store.ram", "2 MiB".into()),
+        ("service.write_after", "20ms".into()),
+    ]);
+    let pools = ["--slots", "24", "--pages", "160", "--max-running", "4"];
+    let engine = Engine::beside(&daemon, &pools);
+    let oracle = Engine::alone(&["--no-cache"]);
+    let answers: Vec<Vec<u32>> = (0..CONVERSATIONS)
+        .map(|number| {
+            let (name, prompt) = (format!("c{number}"), marked(number));
+            let reply = engine.generate(&name, &name, &prompt, ANSWER);
+            let cold = oracle.generate(&name, &name, &prompt, ANSWER);
+            assert_eq!(reply.tokens, cold.tokens, "{name}, the first time");
+            cold.tokens
+        })
+        .collect();
+    // Markers count: nobody's answer is everybody's.
+    let mut distinct = answers.clone();
+    distinct.sort();
+    distinct.dedup();
+    assert!(
+        distinct.len() > CONVERSATIONS / 2,
+        "{} distinct answers",
+        distinct.len()
+    );
+    wait_for("all saves", || {
+        let saved = daemon.metric("engram_durable_snapshots_total");
+        (saved >= CONVERSATIONS as f64 && daemon.metric("engram_pending_writes") == 0.0)
+            .then_some(())
+    });
+    engine.flush();
+    thread::scope(|scope| {
+        for client in 0..4 {
+            let (daemon, engine, answers) = (&daemon, &engine, &answers);
+            scope.spawn(move || {
+                for number in shuffled(client, CONVERSATIONS) {
+                    let rid = format!("{client}-{number}");
+                    let reply =
+                        engine.generate(&format!("c{number}"), &rid, &marked(number), ANSWER);
+                    assert_eq!(
+                        reply.tokens, answers[number],
+                        "c{number} for client {client}"
+                    );
+                    assert!(
+                        reply.cached >= BOUNDARY,
+                        "c{number}: {} cached; {}; {}",
+                        reply.cached,
+                        engine.info()["memory"],
+                        misses(daemon)
+                    );
+                }
+            });
+        }
+    });
+    let info = engine.info();
+    assert_eq!(info["sanity_check"], "ok", "{info}");
+    let disk = daemon.metric(r#"engram_lookup_hits_total{tier="disk"}"#);
+    assert!(disk > 50.0, "{disk} restores from disk");
+    assert_eq!(daemon.metric("engram_evicted_snapshots_total"), 0.0);
+}
+
+fn misses(daemon: &Daemon) -> String {
+    let metrics = daemon.get("/metrics");
+    let lines = metrics.text().lines();
+    let of = |line: &&str| {
+        ["lookup", "dropped", "skipped", "unused"]
+            .iter()
+            .any(|name| line.contains(name))
+    };
+    lines
+        .filter(|line| !line.starts_with('#'))
+        .filter(of)
+        .collect::<Vec<_>>()
+        .join("; ")
 }

@@ -45,7 +45,7 @@ enum Command {
     /// Run the daemon.
     Serve(serve::Args),
     /// Run the embedded engine: a small hybrid language model to try the daemon with.
-    Engine(crate::engine::Args),
+    Engine(engine::Args),
     /// See it work: a conversation that survives the death of its engine and of the daemon.
     Demo(demo::Args),
     /// List conversations, or the snapshots of one.

@@ -54,8 +54,10 @@ pub enum Budget {
     Bytes(ByteSize),
 }
 
-/// The smallest RAM tier that makes sense.
+/// The smallest RAM tier that is worked out.
 const RAM_MIN: u64 = 16 << 20;
+/// The smallest RAM tier that can be asked for: a few states of a small model.
+const RAM_LEAST: u64 = 1 << 20;
 /// The smallest disk tier that makes sense.
 const DISK_MIN: u64 = 16 << 20;
 
@@ -80,9 +82,9 @@ impl Store {
             disk,
         } = self;
         if let Budget::Bytes(size) = ram
-            && !(RAM_MIN..=1 << 50).contains(&size.as_u64())
+            && !(RAM_LEAST..=1 << 50).contains(&size.as_u64())
         {
-            problems.push(format!("store.ram: {size} is not between 16 MiB and 1 PiB"));
+            problems.push(format!("store.ram: {size} is not between 1 MiB and 1 PiB"));
         }
         if let (Budget::Bytes(size), Budget::Bytes(headroom)) = (ram, ram_headroom)
             && headroom >= size

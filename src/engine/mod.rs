@@ -147,12 +147,15 @@ impl Engine {
     }
 }
 
-/// `engram engine`.
+/// `engram engine`. `announce` is told the address once it listens.
 ///
 /// # Errors
 ///
 /// [`BadArgs`], an address that cannot be bound, or what [`Engine::serve`] says.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(
+    args: Args,
+    announce: impl FnOnce(SocketAddr) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     let (high, low) = Uuid::new_v4().as_u64_pair();
     let config = args.config(high ^ low)?;
     let listener = TcpListener::bind(config.listen)
@@ -161,6 +164,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let address: SocketAddr = listener.local_addr()?;
     let engine = Engine::start(&config)?;
     tracing::info!(%address, model = config.model.name, "Engine serves");
+    announce(address)?;
     let mut terminate = signal(SignalKind::terminate())?;
     let stop = async move {
         tokio::select! {

@@ -175,9 +175,9 @@ impl Queue {
             && !self.writing
     }
 
-    /// How many wait.
+    /// How many wait or are being written.
     pub fn len(&self) -> usize {
-        self.at.len()
+        self.at.len() + usize::from(self.writing)
     }
 
     /// Takes manifests and objects off the disk. Returns the number that `done` then reaches.

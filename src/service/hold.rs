@@ -1,7 +1,8 @@
 //! Holds: a test keeps a save or a restore in one of its states, to kill or stop the daemon there.
 //!
 //! `ENGRAM_HOLD=save:Writing` holds every save that comes into that state until the hold is
-//! lifted; `ENGRAM_HOLD=save:Writing:3` only from the third on. A build without the feature `testing`
+//! lifted; `ENGRAM_HOLD=save:Writing:3` only from the third on. `ENGRAM_HOLD_UNTIL=PATH` lifts it when
+//! there is such a file. A build without the feature `testing`
 //! ignores it. What is held now is told by `held`, shown on the status and logged as
 //! `Held in save:Writing`.
 
@@ -36,9 +37,20 @@ mod inner {
     #[derive(Debug, Default)]
     pub(super) struct Inner {
         pub target: Option<String>,
+        /// A file whose appearance lifts the hold.
+        pub until: Option<std::path::PathBuf>,
         /// Machines to let pass before the first is held.
         pub skip: u32,
         pub held: BTreeMap<String, u32>,
+    }
+
+    impl Inner {
+        /// Lifts the hold if its file is there.
+        pub fn look(&mut self) {
+            if self.until.as_deref().is_some_and(std::path::Path::exists) {
+                self.target = None;
+            }
+        }
     }
 }
 
@@ -63,6 +75,7 @@ impl Hold {
         #[cfg(any(test, feature = "testing"))]
         if let Ok(text) = std::env::var("ENGRAM_HOLD") {
             hold.set(Some(&text));
+            hold.inner.lock().until = std::env::var_os("ENGRAM_HOLD_UNTIL").map(Into::into);
         }
         hold
     }
@@ -135,6 +148,7 @@ impl Hold {
 
     fn enter(&self, point: Point<'_>) -> bool {
         let mut inner = self.inner.lock();
+        inner.look();
         if inner.target.is_none() {
             return false;
         }
@@ -152,7 +166,9 @@ impl Hold {
     }
 
     fn is_target(&self, point: Point<'_>) -> bool {
-        self.inner.lock().target.as_deref() == Some(point.name().as_str())
+        let mut inner = self.inner.lock();
+        inner.look();
+        inner.target.as_deref() == Some(point.name().as_str())
     }
 
     fn leave(&self, point: Point<'_>) {

@@ -229,7 +229,9 @@ impl Service {
                 }) if tried < 3 => {
                     tried += 1;
                     let short = need.saturating_add(min_free).saturating_sub(available);
-                    if self.evict_from_disk(short) == 0 {
+                    // What others fill, giving up all of ours would not free.
+                    let hopeless = short > disk.usage().bytes;
+                    if hopeless || self.evict_from_disk(short) == 0 {
                         return Err(StoreError::Floor {
                             path,
                             need,

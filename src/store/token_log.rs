@@ -1,5 +1,8 @@
 //! The token log: every known prefix's token ids, one after the other, in a mapped file that only
 //! grows. It is rebuilt at each start from the tokens beside the KV, so it need not be durable.
+//!
+//! Where others have filled the file system it goes on in memory: what is stored must be found all
+//! the same. The daemon's own budget is another matter: its owner makes room.
 
 use std::{ffi::CStr, fs::File, io, sync::Arc};
 
@@ -67,18 +70,12 @@ impl TokenLog {
     }
 }
 
-impl Tokens for TokenLog {
-    fn append(&mut self, tokens: &[TokenId]) -> io::Result<u64> {
+impl TokenLog {
+    fn append_on_disk(&mut self, dir: &DataDir, tokens: &[TokenId]) -> Result<u64, AppendError> {
         let bytes = |words: u64| on_disk(words.saturating_mul(4));
         let words = self.words.len();
         let grown = bytes(words.saturating_add(tokens.len() as u64)) - bytes(words);
-        let reservation = match &self.dir {
-            Some(dir) if grown > 0 => Some(
-                dir.reserve(grown)
-                    .map_err(|error| io::Error::new(io::ErrorKind::StorageFull, error))?,
-            ),
-            _ => None,
-        };
+        let reservation = (grown > 0).then(|| dir.reserve(grown)).transpose()?;
         let offset = self.words.append(tokens)?;
         if let Some(reservation) = reservation {
             reservation.keep();
@@ -86,17 +83,89 @@ impl Tokens for TokenLog {
         Ok(offset)
     }
 
-    fn get(&self, offset: u64, len: u32, f: &mut dyn FnMut(&[TokenId])) {
-        let end = offset.saturating_add(u64::from(len)).min(self.words.len());
-        let mut at = offset;
+    /// Goes on in memory, with all that is there.
+    fn leave(&mut self, dir: &DataDir) -> io::Result<()> {
+        let mut words = Self::in_memory()?.words;
+        let all = self.words.len();
+        self.get_runs(0, all, &mut |run| words.append(run).map(drop))?;
+        self.words = words;
+        self.dir = None;
+        match dir.root.unlink(&Rel::root().join(layout::TOKENS)) {
+            Ok(_) => dir.ledger.sub(on_disk(all.saturating_mul(4))),
+            Err(error) => tracing::warn!(%error, "The token log's file could not be removed"),
+        }
+        Ok(())
+    }
+
+    fn get_runs(
+        &self,
+        mut at: u64,
+        end: u64,
+        f: &mut dyn FnMut(&[TokenId]) -> io::Result<()>,
+    ) -> io::Result<()> {
         while at < end {
             let run = (end - at).min(RUN);
-            match self.words.words(at, run) {
-                Some(words) => f(words),
-                None => return,
-            }
+            let Some(words) = self.words.words(at, run) else {
+                return Ok(());
+            };
+            f(words)?;
             at += run;
         }
+        Ok(())
+    }
+}
+
+/// Why a file did not grow.
+#[derive(Debug, thiserror::Error)]
+enum AppendError {
+    #[error(transparent)]
+    Room(#[from] StoreError),
+    #[error(transparent)]
+    File(#[from] io::Error),
+}
+
+// === impl AppendError ===
+
+impl AppendError {
+    /// Others have filled the file system, or it does not work.
+    fn is_of_others(&self) -> bool {
+        match self {
+            Self::Room(error) => !matches!(error, StoreError::NoSpace { .. }),
+            Self::File(_) => true,
+        }
+    }
+}
+
+impl From<AppendError> for io::Error {
+    fn from(error: AppendError) -> Self {
+        match error {
+            AppendError::Room(error) => Self::new(io::ErrorKind::StorageFull, error),
+            AppendError::File(error) => error,
+        }
+    }
+}
+
+impl Tokens for TokenLog {
+    fn append(&mut self, tokens: &[TokenId]) -> io::Result<u64> {
+        let Some(dir) = self.dir.clone() else {
+            return self.words.append(tokens);
+        };
+        match self.append_on_disk(&dir, tokens) {
+            Err(error) if error.is_of_others() => {
+                tracing::warn!(%error, "The token log goes on in memory");
+                self.leave(&dir)?;
+                self.words.append(tokens)
+            }
+            appended => Ok(appended?),
+        }
+    }
+
+    fn get(&self, offset: u64, len: u32, f: &mut dyn FnMut(&[TokenId])) {
+        let end = offset.saturating_add(u64::from(len)).min(self.words.len());
+        let _ = self.get_runs(offset, end, &mut |run| {
+            f(run);
+            Ok(())
+        });
     }
 }
 

@@ -11,9 +11,10 @@ use super::wait_for;
 
 /// A running daemon. Its folder outlives a kill, so that it can be started again.
 pub struct Daemon {
-    folder: tempfile::TempDir,
+    // Before the folder, whose log it shows when a test fails.
     process: Process,
     place: Place,
+    folder: tempfile::TempDir,
 }
 
 /// Changes of a configuration: `"section.key"` to a value.
@@ -28,7 +29,7 @@ impl Daemon {
             .tempdir()
             .unwrap();
         write_config(folder.path(), knobs);
-        let (process, place) = spawn(folder.path());
+        let (process, place) = spawn(folder.path(), &[]);
         let daemon = Daemon {
             folder,
             process,
@@ -109,8 +110,13 @@ impl Daemon {
 
     /// Starts it again in the same folder, and waits until it is ready.
     pub fn restart(&mut self) {
+        self.restart_in(&[]);
+    }
+
+    /// Starts it again with these variables of the environment.
+    pub fn restart_in(&mut self, env: &[(&str, &str)]) {
         self.process.kill();
-        (self.process, self.place) = spawn(self.folder.path());
+        (self.process, self.place) = spawn(self.folder.path(), env);
         self.wait_ready();
     }
 
@@ -161,13 +167,13 @@ fn write_config(folder: &Path, knobs: Knobs) {
     std::fs::write(folder.join("engram.toml"), config(folder, knobs)).unwrap();
 }
 
-fn spawn(folder: &Path) -> (Process, Place) {
+fn spawn(folder: &Path, env: &[(&str, &str)]) -> (Process, Place) {
     let announced = folder.join("addresses.json");
     std::fs::remove_file(&announced).ok();
     let config = folder.join("engram.toml");
     let args = ["serve".as_ref(), "--config".as_ref(), config.as_os_str()];
     let args = [&args[..], &["--announce".as_ref(), announced.as_os_str()]].concat();
-    let mut process = Process::start("the daemon", &args, &folder.join("daemon.log"));
+    let mut process = Process::start_with("the daemon", &args, env, &folder.join("daemon.log"));
     let bound: Value = wait_for("the daemon's addresses", || {
         assert!(process.alive(), "the daemon ended: {}", process.log());
         serde_json::from_slice(&std::fs::read(&announced).ok()?).ok()

@@ -11,10 +11,11 @@ use super::wait_for;
 
 /// A running engine. After a kill it can be started again with the same arguments.
 pub struct Engine {
-    folder: tempfile::TempDir,
-    args: Vec<String>,
+    // Before the folder, whose log it shows when a test fails.
     process: Process,
     place: Place,
+    args: Vec<String>,
+    folder: tempfile::TempDir,
 }
 
 /// The answer to a prompt.
@@ -36,11 +37,8 @@ impl Engine {
 
     /// Starts one beside a daemon and waits until it is attached.
     pub fn beside(daemon: &Daemon, args: &[&str]) -> Engine {
-        let attached = workers(daemon);
         let engine = Engine::start(&[args, &attach_args(&daemon.grpc_socket())].concat());
-        wait_for("another attached worker", || {
-            (workers(daemon) > attached).then_some(())
-        });
+        engine.wait_attached(daemon);
         engine
     }
 
@@ -121,14 +119,30 @@ impl Engine {
         (self.process, self.place) = spawn(self.folder.path(), &self.args);
     }
 
-    /// Starts it again and waits until the daemon has it.
+    /// Starts it again and waits until it is attached.
     pub fn restart_beside(&mut self, daemon: &Daemon) {
-        self.process.kill();
-        wait_for("the daemon to see the engine's end", || {
-            (workers(daemon) == 0).then_some(())
-        });
         self.restart();
-        wait_for("an attached worker", || (workers(daemon) > 0).then_some(()));
+        self.wait_attached(daemon);
+    }
+
+    /// Waits until both sides have the same session, and its channel is open: after a death either
+    /// may still see the session of before.
+    pub fn wait_attached(&self, daemon: &Daemon) {
+        wait_for("the engine to attach", || {
+            let info = self.info();
+            let session = info["memory"]["session"].as_str()?;
+            let workers = daemon.get("/v1/workers").json();
+            let same = |worker: &Value| {
+                worker["session"].as_str().unwrap().replace('-', "") == session
+                    && worker["bound"] == true
+            };
+            workers["workers"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(same)
+                .then_some(())
+        });
     }
 }
 

@@ -55,11 +55,22 @@ pub fn run(args: &[&str]) -> (i32, String, String) {
 impl Process {
     /// Starts our binary; what it prints is appended to `log`.
     pub fn start<S: AsRef<std::ffi::OsStr>>(name: &str, args: &[S], log: &Path) -> Process {
+        Process::start_with(name, args, &[], log)
+    }
+
+    /// The same with variables of the environment.
+    pub fn start_with<S: AsRef<std::ffi::OsStr>>(
+        name: &str,
+        args: &[S],
+        env: &[(&str, &str)],
+        log: &Path,
+    ) -> Process {
         let out = File::options().create(true).append(true).open(log).unwrap();
         let mut child = engram()
             .arg("--lifeline")
             .args(args)
             .env_remove("ENGRAM_LOG")
+            .envs(env.iter().copied())
             .stdin(Stdio::piped())
             .stdout(out.try_clone().unwrap())
             .stderr(out)

@@ -235,20 +235,6 @@ impl Daemon {
     pub fn socket(&self) -> PathBuf {
         self.folder.join("grpc.sock")
     }
-
-    /// Waits until an engine is attached, and its channel open.
-    pub async fn wait_attached(&self) -> anyhow::Result<()> {
-        let client = self.client()?;
-        wait_for("the engine to attach", || async {
-            let answer = client.get("/v1/workers").await?;
-            let workers = answer.get("workers").and_then(Value::as_array);
-            let bound = |worker: &Value| worker.get("bound").and_then(Value::as_bool) == Some(true);
-            Ok(workers
-                .is_some_and(|workers| workers.iter().any(bound))
-                .then_some(()))
-        })
-        .await
-    }
 }
 
 // === impl Engine ===

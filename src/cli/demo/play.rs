@@ -95,7 +95,7 @@ impl Stage {
             stage.oracle.start(),
             stage.unlimited.start()
         )?;
-        stage.daemon.wait_attached().await?;
+        stage.wait_attached().await?;
         Ok(stage)
     }
 
@@ -126,7 +126,7 @@ impl Stage {
                     self.engine.kill().await?;
                     events.engine_kills += 1;
                     self.engine.start().await?;
-                    self.daemon.wait_attached().await?;
+                    self.wait_attached().await?;
                 }
                 Step::KillDaemon => {
                     self.make_durable().await?;
@@ -134,7 +134,7 @@ impl Stage {
                     self.daemon.kill().await?;
                     events.daemon_kills += 1;
                     self.daemon.start().await?;
-                    self.daemon.wait_attached().await?;
+                    self.wait_attached().await?;
                 }
             }
         }
@@ -199,6 +199,32 @@ impl Stage {
             distinct: distinct.len(),
         };
         Ok((row, output_ids))
+    }
+
+    /// Waits until both sides have the same session, and its channel is open: after a death either
+    /// may still see the session of before.
+    async fn wait_attached(&self) -> anyhow::Result<()> {
+        let (daemon, engine) = (self.daemon.client()?, self.engine.client()?);
+        wait_for("the engine to attach", || async {
+            let info = engine.get("/server_info").await?;
+            let session = info.pointer("/memory/session").and_then(Value::as_str);
+            let Some(session) = session else {
+                return Ok(None);
+            };
+            let answer = daemon.get("/v1/workers").await?;
+            let workers = answer.get("workers").and_then(Value::as_array);
+            let same = |worker: &Value| {
+                let theirs = worker
+                    .get("session")
+                    .and_then(Value::as_str)
+                    .unwrap_or_default();
+                theirs.replace('-', "") == session && worker.get("bound") == Some(&json!(true))
+            };
+            Ok(workers
+                .is_some_and(|workers| workers.iter().any(same))
+                .then_some(()))
+        })
+        .await
     }
 
     /// Asks for the last turn to be durable, and waits until nothing is left to be written.

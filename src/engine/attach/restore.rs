@@ -381,10 +381,10 @@ impl Session {
                     self.finish_release(req, cx);
                 }
                 _ if late => self.end_restore(req, Outcome::Deadline, 0, cx),
-                RestoreState::Filling if restore.streams => {
-                    if !cx.control.holds_restore(&restore.state) {
-                        self.fill_next(req, cx);
-                    }
+                RestoreState::Filling
+                    if restore.streams && !cx.control.holds_restore(&restore.state) =>
+                {
+                    self.fill_next(req, cx);
                 }
                 _ => {}
             }
