@@ -93,7 +93,7 @@ impl Service {
                 format!("channel {wants} is not {has}"),
             ));
         }
-        if self.stopping() || !self.latches.is_open() {
+        if self.stopping() || !self.is_loaded() {
             return Err(v1::Refusal {
                 retry_after_ms: 500,
                 ..refuse(Reason::NotReady, self.latches.reasons().join(", "))

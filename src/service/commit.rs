@@ -205,7 +205,7 @@ impl Service {
                 // Whoever brought it, it is the KV or the state of the same prefix.
                 Ok(Stored::AlreadyThere) => continue,
                 Err(error) => {
-                    self.take_back(&put);
+                    self.drop_from_ram(core, &put);
                     return Err(error.into());
                 }
             }
@@ -224,17 +224,18 @@ impl Service {
         let inserted = match core.index.insert(key, tokens, new) {
             Ok(inserted) => inserted,
             Err(error) => {
-                self.take_back(&put);
+                self.drop_from_ram(core, &put);
                 return Err(error.into());
             }
         };
-        self.take_back(&inserted.unused);
+        self.drop_from_ram(core, &inserted.unused);
         let record = Record {
             model: Arc::clone(model),
             namespace: Arc::clone(namespace),
             state: SaveState::Visible,
             generation,
             parent: core.index.snapshot(&id).and_then(|info| info.parent),
+            created: now,
             conversation: Some(commit.conversation.clone()),
             rid: Some(Arc::clone(commit.rid)),
             written: 0,
@@ -296,14 +297,6 @@ impl Service {
                 if let Some(header) = SegmentHeader::of(&object.meta, shard, piece) {
                     self.store.arena.seal(segment, &header);
                 }
-            }
-        }
-    }
-
-    fn take_back(&self, objects: &[crate::types::ObjectId]) {
-        for id in objects {
-            if let Err(error) = self.store.ram.remove(id) {
-                tracing::error!(%error, "RAM did not let go of an object");
             }
         }
     }

@@ -13,7 +13,7 @@ use super::save_state::SaveState;
 use crate::index::{Index, LeaseToken, Removed};
 use crate::pool::Geometry;
 use crate::store::TokenLog;
-use crate::types::{Fingerprint, Generation, Namespace, ObjectId, SnapshotId, TierKind};
+use crate::types::{Fingerprint, Generation, Millis, Namespace, ObjectId, SnapshotId, TierKind};
 
 /// A model whose states are stored: what an object of it looks like.
 #[derive(Debug)]
@@ -39,6 +39,8 @@ pub struct Record {
     pub generation: Generation,
     /// The nearest snapshot that it extended when it was made.
     pub parent: Option<SnapshotId>,
+    /// When it was made.
+    pub created: Millis,
     /// The conversation whose request made it.
     pub conversation: Option<ConversationKey>,
     /// That request.

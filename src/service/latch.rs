@@ -29,6 +29,11 @@ impl Latches {
         self.reasons.lock().is_empty()
     }
 
+    /// This reason holds it back.
+    pub fn holds(&self, reason: &'static str) -> bool {
+        self.reasons.lock().contains(&reason)
+    }
+
     /// All reasons, oldest first.
     pub fn reasons(&self) -> Vec<String> {
         self.reasons

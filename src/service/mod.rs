@@ -264,6 +264,11 @@ impl Service {
         self.wake.notify_one();
     }
 
+    /// What is on disk is known. A disk that failed later does not keep workers away.
+    fn is_loaded(&self) -> bool {
+        !self.latches.holds(LOADING) && !self.latches.holds(LOAD_FAILED)
+    }
+
     fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
@@ -330,16 +335,9 @@ impl Service {
     fn release(&self, token: LeaseToken) {
         let mut core = self.core.lock();
         let removal = core.release(token);
-        let objects = removal.objects.clone();
+        self.drop_from_ram(&core, &removal.objects);
         if self.store.disk.is_some() {
             core.queue.remove(removal);
-        }
-        drop(core);
-        for object in objects {
-            use crate::store::Tier as _;
-            if let Err(error) = self.store.ram.remove(&object) {
-                tracing::error!(%error, "RAM did not let go of an object");
-            }
         }
     }
 

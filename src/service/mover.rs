@@ -75,12 +75,7 @@ fn run(bell: &Bell, service: &Weak<Service>) {
         let Some(service) = service.upgrade() else {
             return;
         };
-        if service
-            .latches
-            .reasons()
-            .iter()
-            .any(|reason| reason == super::LOADING)
-        {
+        if !service.is_loaded() {
             pause = NAP;
             continue;
         }
@@ -146,15 +141,15 @@ impl Service {
         }
         for object in objects {
             // Somebody may have saved the same prefix again: then it is known again, and stays.
-            let known = self.core.lock().index.object(object);
+            let core = self.core.lock();
+            let known = core.index.object(object);
             if known.is_some_and(|info| info.tiers.contains(TierKind::Disk)) {
                 continue;
             }
-            if known.is_none()
-                && let Err(error) = self.store.ram.remove(object)
-            {
-                tracing::error!(%error, "RAM did not let go of an object");
+            if known.is_none() {
+                self.drop_from_ram(&core, std::slice::from_ref(object));
             }
+            drop(core);
             if let Some(disk) = &self.store.disk
                 && let Err(error) = disk.remove(object)
             {

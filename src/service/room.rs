@@ -14,7 +14,7 @@ use super::api::Event;
 use super::core::{Core, Removal};
 use crate::index::{Action, Removed, Victim};
 use crate::store::{PAGE, Segment, Tier};
-use crate::types::{ObjectKind, SnapshotId, TierKind};
+use crate::types::{ObjectId, ObjectKind, SnapshotId, TierKind};
 
 /// Room in the RAM tier that is spoken for: of what is on its way between a worker, the disk and the tier.
 #[derive(Debug)]
@@ -94,11 +94,7 @@ impl Service {
         let now = self.clock.now();
         let mut core = self.core.lock();
         let victims = core.index.victims(TierKind::Ram, bytes, now);
-        let lost = self
-            .latches
-            .reasons()
-            .iter()
-            .any(|reason| reason == super::DISK_FAILED);
+        let lost = self.latches.holds(super::DISK_FAILED);
         let mut removal = Removal::default();
         let mut freed = Vec::new();
         let mut evicted = Vec::new();
@@ -126,12 +122,8 @@ impl Service {
         if self.store.disk.is_some() {
             core.queue.remove(removal);
         }
+        self.drop_from_ram(&core, &freed);
         drop(core);
-        for object in freed {
-            if let Err(error) = self.store.ram.remove(&object) {
-                tracing::error!(%error, "RAM did not let go of an object");
-            }
-        }
         self.announce_evicted(&evicted);
         self.wake.notify_one();
     }
@@ -151,6 +143,16 @@ impl Service {
         }
     }
 
+    /// Objects leave the RAM tier. Under the lock, so that nobody brings one of them back between its
+    /// leaving the index and its leaving the tier.
+    pub(super) fn drop_from_ram(&self, _: &Core, objects: &[ObjectId]) {
+        for object in objects {
+            if let Err(error) = self.store.ram.remove(object) {
+                tracing::error!(%error, "RAM did not let go of an object");
+            }
+        }
+    }
+
     /// A last copy is to be written down, with its snapshot if it is a state.
     fn demote(&self, core: &mut Core, victim: &Victim) {
         match victim.snapshot {
@@ -163,7 +165,7 @@ impl Service {
     }
 
     /// An object's copy on disk is missing or bad. Without another copy its snapshots are gone.
-    pub(super) fn lost_on_disk(&self, object: &crate::types::ObjectId) {
+    pub(super) fn lost_on_disk(&self, object: &ObjectId) {
         let mut core = self.core.lock();
         let removed = core.index.set_tier(object, TierKind::Disk, false);
         self.after_loss(core, removed);
@@ -176,12 +178,8 @@ impl Service {
         if self.store.disk.is_some() {
             core.queue.remove(removal);
         }
+        self.drop_from_ram(&core, &objects);
         drop(core);
-        for object in objects {
-            if let Err(error) = self.store.ram.remove(&object) {
-                tracing::error!(%error, "RAM did not let go of an object");
-            }
-        }
         for snapshot_id in snapshots {
             tracing::warn!(snapshot = %snapshot_id, "Snapshot lost: a part of it is missing or bad");
             self.metrics.error("lost_snapshot");

@@ -1,5 +1,7 @@
 //! What is shown: snapshots, conversations, tiers, workers, the daemon itself. Reads only.
 
+use std::cmp::Reverse;
+
 use super::Service;
 use super::api::{
     ConversationRow, InfoRequest, ListReply, ListRequest, Selector, SnapshotRow, StatusReply,
@@ -41,19 +43,20 @@ impl Service {
         } = request;
         let limit = if limit == 0 { DEFAULT_ROWS } else { limit };
         let core = self.core.lock();
-        let called: Vec<(SnapshotId, Called)> = match conversation_id {
+        let (called, total) = match conversation_id {
             Some(name) => {
                 let select = Selector {
                     tenant,
                     ..Selector::conversation(name)
                 };
-                of_conversation(&core, &core.conversations.key_of(&select)?)
+                let all = of_conversation(&core, &core.conversations.key_of(&select)?);
+                let total = all.len();
+                (all.into_iter().skip(offset).take(limit).collect(), total)
             }
-            None => everything(&core, tenant.as_deref()),
+            None => everything(&core, tenant.as_deref(), offset, limit),
         };
-        let total = called.len();
-        let page = called.into_iter().skip(offset).take(limit);
-        let snapshots = page
+        let rows = called.into_iter();
+        let snapshots = rows
             .filter_map(|(id, called)| self.row(&core, id, &called))
             .collect();
         Ok(ListReply { snapshots, total })
@@ -290,18 +293,32 @@ fn of_conversation(core: &Core, key: &ConversationKey) -> Vec<(SnapshotId, Calle
         .collect()
 }
 
-/// Every snapshot of a tenant, newest first.
-fn everything(core: &Core, tenant: Option<&str>) -> Vec<(SnapshotId, Called)> {
+/// A page of every snapshot of a tenant, newest first, and how many there are.
+fn everything(
+    core: &Core,
+    tenant: Option<&str>,
+    offset: usize,
+    limit: usize,
+) -> (Vec<(SnapshotId, Called)>, usize) {
     let mut all: Vec<_> = core
         .records
         .iter()
         .filter(|(_, record)| record.namespace.tenant.as_deref() == tenant)
-        .filter_map(|(id, _)| Some((core.index.snapshot(id)?.created, *id)))
+        .map(|(id, record)| Reverse((record.created, *id)))
         .collect();
-    all.sort_unstable_by(|a, b| b.cmp(a));
-    all.into_iter()
-        .map(|(_, id)| (id, called(core, id)))
-        .collect()
+    let total = all.len();
+    // Only what comes up to the end of the page is put in order.
+    let end = offset.saturating_add(limit);
+    if end < total {
+        all.select_nth_unstable(end);
+        all.truncate(end);
+    }
+    all.sort_unstable();
+    let page = all
+        .into_iter()
+        .skip(offset)
+        .map(|Reverse((_, id))| (id, called(core, id)));
+    (page.collect(), total)
 }
 
 /// The highest tier that holds all of it.

@@ -9,16 +9,18 @@
 //! A bad file is in quarantine by then, and costs what needed it. A directory that cannot be read keeps the
 //! service from becoming ready: it would write over what it does not know.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::Service;
-use super::core::{Core, Model, Record, Removal};
+use super::core::{Model, Record, Removal};
 use super::save_state::SaveState;
 use crate::index::{KvRef, NewSnapshot, ObjectEntry, Retain, TierSet, TreeKey};
 use crate::pool::PrefixHasher;
 use crate::store::{DiskTier, ErrorKind, Manifest, ObjectMeta, StoreError, Tier};
-use crate::types::{Fingerprint, Namespace, ObjectId, ObjectKind, SnapshotId, TierKind, TokenId};
+use crate::types::{
+    Fingerprint, Millis, Namespace, ObjectId, ObjectKind, SnapshotId, TierKind, TokenId,
+};
 
 /// Tokens of objects kept at hand while snapshots are read.
 type TokenCache = HashMap<ObjectId, Arc<[TokenId]>>;
@@ -52,18 +54,18 @@ impl Service {
     /// Reads what is on disk. Blocks.
     pub(super) fn load(self: &Arc<Self>) {
         let start = self.clock.monotonic();
-        let loaded = self.load_snapshots().and_then(|count| {
+        let loaded = self.load_snapshots().and_then(|found| {
             self.load_conversations()?;
-            Ok(count)
+            Ok(found)
         });
         match loaded {
-            Ok(count) => {
+            Ok(found) => {
                 let took = self.clock.monotonic().saturating_sub(start);
                 self.latches.lift(super::LOADING);
                 self.changed.notify_waiters();
                 self.wake.notify_one();
-                tracing::info!(snapshots = count, ?took, "Ready");
-                self.preload();
+                tracing::info!(snapshots = found.len(), ?took, "Ready");
+                self.preload(found);
             }
             Err(error) => {
                 self.metrics.error("load");
@@ -73,10 +75,10 @@ impl Service {
         }
     }
 
-    fn load_snapshots(&self) -> Result<usize, StoreError> {
+    fn load_snapshots(&self) -> Result<Vec<(Millis, SnapshotId)>, StoreError> {
         let Some((disk, manifests)) = self.store.disk.as_ref().zip(self.store.manifests.as_ref())
         else {
-            return Ok(0);
+            return Ok(Vec::new());
         };
         let mut found: Vec<Manifest> = Vec::new();
         manifests.scan(&mut |manifest| match manifest {
@@ -85,13 +87,13 @@ impl Service {
         })?;
         found.sort_by_key(|manifest| (manifest.boundary, manifest.created, manifest.snapshot));
         let mut shared = Shared::default();
-        let mut count = 0;
+        let mut taken = Vec::with_capacity(found.len());
         let mut bad = Removal::default();
         self.core.lock().index.reserve(found.len());
         for manifest in found {
-            let id = manifest.snapshot;
+            let (id, created) = (manifest.snapshot, manifest.created);
             match self.take_in(disk, manifest, &mut shared) {
-                Ok(()) => count += 1,
+                Ok(()) => taken.push((created, id)),
                 Err(error) => {
                     self.metrics.error("unusable_snapshot");
                     tracing::warn!(snapshot = %id, %error, "A snapshot on disk is not used");
@@ -104,7 +106,7 @@ impl Service {
             }
         }
         self.core.lock().queue.remove(bad);
-        Ok(count)
+        Ok(taken)
     }
 
     fn take_in(
@@ -185,6 +187,7 @@ impl Service {
             state: SaveState::Durable,
             generation: manifest.generation,
             parent,
+            created: manifest.created,
             conversation: None,
             rid: None,
             written: 0,
@@ -209,44 +212,42 @@ impl Service {
 
     /// Brings the most recent snapshots into RAM, as far as configured and below the mark at which
     /// room is made.
-    fn preload(self: &Arc<Self>) {
-        let budget = self.store.ram.usage().budget;
-        let mark = (budget as f64 * self.config.ram_low) as u64;
+    fn preload(self: &Arc<Self>, mut found: Vec<(Millis, SnapshotId)>) {
+        let mark = (self.store.ram.usage().budget as f64 * self.config.ram_low) as u64;
         let mut left = self.config.preload.as_u64().min(mark);
-        let mut wanted = Vec::new();
-        {
-            let core = self.core.lock();
-            for id in recent(&core) {
-                let Some(hit) = core.index.hit(&id) else {
-                    continue;
-                };
-                let all = hit.kv.iter().map(|part| part.object).chain([hit.state]);
-                let lacking = all.filter(|id| !wanted.contains(id)).collect::<Vec<_>>();
-                let bytes = lacking.iter().filter_map(|id| core.index.object(id));
-                let bytes = bytes.map(|info| info.bytes).fold(0, u64::saturating_add);
-                let Some(rest) = left.checked_sub(bytes) else {
-                    break;
-                };
-                left = rest;
-                wanted.extend(lacking);
+        found.sort_unstable_by(|a, b| b.cmp(a));
+        let mut wanted = HashSet::new();
+        for (_, id) in found {
+            let lacking = self.lacking(&id, &wanted);
+            let bytes = lacking
+                .iter()
+                .map(|(_, bytes)| *bytes)
+                .fold(0, u64::saturating_add);
+            let Some(rest) = left.checked_sub(bytes) else {
+                break;
+            };
+            left = rest;
+            for (object, _) in lacking {
+                wanted.insert(object);
+                self.promote_idly(object);
             }
         }
         tracing::debug!(objects = wanted.len(), "Preloading");
-        for object in wanted {
-            self.promote_idly(object);
-        }
     }
-}
 
-/// Snapshots, the latest first.
-fn recent(core: &Core) -> Vec<SnapshotId> {
-    let mut all: Vec<_> = core
-        .index
-        .iter()
-        .filter_map(|id| Some((core.index.snapshot(&id)?.created, id)))
-        .collect();
-    all.sort_unstable_by(|a, b| b.cmp(a));
-    all.into_iter().map(|(_, id)| id).collect()
+    /// Objects of a snapshot that are not among `wanted`, with their sizes.
+    fn lacking(&self, id: &SnapshotId, wanted: &HashSet<ObjectId>) -> Vec<(ObjectId, u64)> {
+        let core = self.core.lock();
+        let hit = core.index.hit(id);
+        let objects = hit.into_iter().flat_map(|hit| {
+            let kv = hit.kv.into_iter().map(|part| part.object);
+            std::iter::once(hit.state).chain(kv)
+        });
+        let lacking = objects.filter(|object| !wanted.contains(object));
+        lacking
+            .filter_map(|object| Some((object, core.index.object(&object)?.bytes)))
+            .collect()
+    }
 }
 
 /// The tokens of a snapshot, from those beside its KV; every object's address is computed again.

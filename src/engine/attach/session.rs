@@ -164,13 +164,15 @@ impl Session {
             return Err(End::Silent);
         }
         let closed = self.link.peer_closed();
-        if self.held(cx.control).is_empty() {
-            for _ in 0..BATCH {
-                let Some(message) = self.rx.pop()? else {
-                    break;
-                };
-                self.heard(message, cx);
+        for _ in 0..BATCH {
+            // A held machine waits for what moves it on, so nothing more is heard.
+            if self.is_held(cx.control) {
+                break;
             }
+            let Some(message) = self.rx.pop()? else {
+                break;
+            };
+            self.heard(message, cx);
         }
         if let Some(reason) = closed {
             return Err(End::Closed(reason));
@@ -218,6 +220,13 @@ impl Session {
             .map(|save| format!("save:{}", save.state))
             .chain(restores.map(|restore| format!("restore:{}", restore.state)))
             .collect()
+    }
+
+    fn is_held(&self, control: &Control) -> bool {
+        let mut saves = self.saves.values();
+        let mut restores = self.restores.values();
+        saves.any(|save| control.holds_save(&save.state))
+            || restores.any(|restore| control.holds_restore(&restore.state))
     }
 
     /// Whether anything is under way that an answer moves on.

@@ -10,7 +10,6 @@ use super::super::error::ServiceError;
 use super::super::rows::unknown_snapshot;
 use super::check_names;
 use crate::index::PinKind;
-use crate::store::Tier as _;
 use crate::types::{ObjectId, SnapshotId};
 
 /// The longest that a deletion waits for the disk.
@@ -75,10 +74,8 @@ impl Service {
                 reply.bytes = reply
                     .bytes
                     .saturating_add(size.map_or(0, |(_, bytes)| *bytes));
-                if let Err(error) = self.store.ram.remove(object) {
-                    tracing::error!(%error, "RAM did not let go of an object");
-                }
             }
+            self.drop_from_ram(core, &removal.objects);
             reply.objects += removal.objects.len();
             reply.snapshots.extend(removal.snapshots.iter().copied());
             all.snapshots.extend(removal.snapshots);

@@ -187,6 +187,7 @@ impl Service {
             if !core.is_durable(&id) {
                 core.index.set_retain(&id, Retain::Promised);
                 core.queue.push(id, Duration::ZERO);
+                core.queue.not_before = Duration::ZERO;
             }
         }
         self.wake.notify_one();

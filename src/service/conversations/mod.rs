@@ -301,7 +301,13 @@ impl Conversations {
     /// Forgets the longest unchanged conversations without any snapshot and without any open request
     /// until at most `keep` such are left.
     pub fn trim(&mut self, keep: usize) {
-        let idle = |it: &Conversation| it.live.is_empty() && it.snapshots().is_empty();
+        if self.all.len() <= keep {
+            return;
+        }
+        let named = |it: &Conversation| {
+            !it.branches.is_empty() || it.turns.iter().any(|turn| turn.snapshot.is_some())
+        };
+        let idle = |it: &Conversation| it.live.is_empty() && !named(it);
         let mut idle: Vec<_> = self.all.iter().filter(|(_, it)| idle(it)).collect();
         if idle.len() <= keep {
             return;

@@ -24,14 +24,17 @@ impl Core {
     /// bears its name.
     pub fn stored(&self, key: &ConversationKey) -> Option<ConversationRef> {
         let conversation = self.conversations.get(key)?;
-        let durable = |id: SnapshotId| {
-            let own = self.index.snapshot(&id).map(|info| (id, info.boundary));
-            let own = own.filter(|_| self.is_durable(&id));
-            own.or_else(|| self.ancestor(&id, Self::is_durable))
+        // The way up is walked only for the few that are not durable yet.
+        let durable = |(id, boundary): (SnapshotId, u32)| match self.is_durable(&id) {
+            true => Some((id, boundary)),
+            false => self.ancestor(&id, Self::is_durable),
         };
         let skip = conversation.turns.len().saturating_sub(MAX_TURNS);
         let turns = conversation.turns.iter().skip(skip).map(|turn| {
-            let found = turn.snapshot.and_then(durable);
+            let found = turn
+                .snapshot
+                .map(|id| (id, turn.boundary))
+                .and_then(durable);
             let found = found.filter(|(_, boundary)| *boundary <= turn.total_tokens);
             TurnRef {
                 turn: turn.number,

@@ -7,6 +7,7 @@ mod describe;
 mod durable;
 mod fake;
 mod hostile;
+mod mixed;
 mod pressure;
 mod restore;
 mod save;

@@ -13,7 +13,7 @@ use crate::device::host::HostDevice;
 use crate::proto::channel::layout;
 use crate::service::{Config, Service};
 use crate::store::fault::Faults;
-use crate::store::{self, DiskConfig};
+use crate::store::{self, DiskConfig, StoreError};
 use crate::util::clock::{Clock, SystemClock};
 
 /// The longest that anything may take on a slow machine.
@@ -162,9 +162,19 @@ fn start(folder: &Path, settings: &Settings) -> (Arc<Service>, Registry, Faults)
         ram_headroom: None,
         disk,
     };
-    let store = store
-        .build_faulty(Arc::clone(&clock), faults.clone())
-        .unwrap();
+    // The lock of a daemon that is gone goes with its last thread.
+    let start = Instant::now();
+    let store = loop {
+        match store
+            .clone()
+            .build_faulty(Arc::clone(&clock), faults.clone())
+        {
+            Err(StoreError::Locked { .. }) if start.elapsed() < LONG => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            built => break built.unwrap(),
+        }
+    };
     let device: Arc<dyn Device> = Arc::new(HostDevice::new(64).unwrap());
     let config = Config {
         fd_socket: folder.join("fd.sock"),
