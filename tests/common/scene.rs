@@ -1,5 +1,7 @@
 //! A daemon with an honest worker, beside which others may misbehave.
 
+use serde_json::json;
+
 use super::daemon::{Daemon, Knobs};
 use super::wait_for;
 use super::worker::{Worker, prompt};
@@ -69,4 +71,23 @@ impl Scene {
             (self.daemon.metric(metric) == level).then_some(())
         });
     }
+}
+
+/// Only what is asked for comes into RAM, so that everything is read from disk.
+const KNOBS: &[(&str, &str)] = &[("service.preload", "0 B"), ("service.write_after", "1h")];
+
+/// A daemon that brings only what is asked for into RAM, and writes only when told to.
+pub fn start() -> Daemon {
+    let knobs: Vec<_> = KNOBS
+        .iter()
+        .map(|(key, value)| (*key, (*value).into()))
+        .collect();
+    Daemon::start(&knobs)
+}
+
+/// Saves a conversation durably.
+pub fn keep(daemon: &Daemon, worker: &mut Worker, name: &str, tokens: &[u32], boundary: u32) {
+    worker.turn(name, tokens, boundary);
+    let answer = daemon.post("/save_snapshot", &json!({ "conversation_id": name }));
+    assert_eq!(answer.status, 200, "{name}: {}", answer.text());
 }
