@@ -112,7 +112,7 @@ const CASES: &[Case] = &[
         "a bit of a length",
         |it| flip(&it.state, 1),
         Seen::WhenRead,
-        &["header"],
+        &["length"],
     ),
     (
         "another's state",
@@ -661,6 +661,7 @@ fn hostile_names_of_conversations_stay_names() {
         let tokens = prompt(i + 1, 300);
         assert_eq!(worker.restore(&tokens).unwrap().boundary, 256, "{name:?}");
     }
-    assert_eq!(daemon.get("/v1/conversations").json()["total"], names.len());
+    let conversations = daemon.get("/v1/conversations").json();
+    assert_eq!(conversations["total"], names.len(), "{conversations}");
     assert_eq!(disk::quarantine(&daemon.data()), []);
 }

@@ -67,6 +67,10 @@ fn pressure_on_ram_moves_the_oldest_to_disk_and_they_come_back() {
         worker.turn(&name(number), &tokens(number), TOKENS);
         assert!(used(&daemon, "ram") <= 8 << 20, "RAM is over its budget");
     }
+    // From here on the disk has everything, and the least recently used leaves RAM first.
+    for number in 0..24 {
+        save(&daemon, number);
+    }
     let size = model.state_bytes() + u64::from(TOKENS) * model.row_bytes();
     // The first have left RAM, the last are there; all are whole.
     let first = worker.restore(&tokens(0)).unwrap();
@@ -412,11 +416,20 @@ fn the_index_is_rebuilt_from_what_describes_itself() {
     daemon.kill();
     let (_, manifest) = &disk::manifests_of(&daemon.data(), "c0")[2];
     let object = disk::object_path(&daemon.data(), &manifest["state"]["object"]);
-    let orphan = object.with_file_name(format!("{}.0.safetensors", "00".repeat(32)));
+    let model_folder = disk::files(&daemon.data().join("models"))
+        .into_keys()
+        .find(|path| path.ends_with("model.json"))
+        .unwrap();
+    let orphan = model_folder.with_file_name("objects/00/00");
+    fs::create_dir_all(&orphan).unwrap();
+    let orphan = orphan.join(format!("{}.0.safetensors", "00".repeat(32)));
     fs::copy(&object, &orphan).unwrap();
+    let torn = object.with_file_name(".tmp-torn");
+    fs::write(&torn, "half").unwrap();
     daemon.restart();
     check(&daemon);
     assert!(!orphan.exists(), "an orphan was left");
+    assert!(!torn.exists(), "a torn file was left");
     assert!(object.exists());
 }
 

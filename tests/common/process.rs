@@ -3,11 +3,12 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::wait_for;
+use super::wait_within;
 
 /// A running process of our binary.
 pub struct Process {
@@ -26,6 +27,15 @@ pub fn engram() -> Command {
 
 /// Runs our binary to its end: exit code, standard output, standard error.
 pub fn run(args: &[&str]) -> (i32, String, String) {
+    run_within(super::PATIENCE, args, &[])
+}
+
+/// The same for what takes longer, with variables of the environment.
+pub fn run_within(
+    patience: Duration,
+    args: &[&str],
+    env: &[(&str, &str)],
+) -> (i32, String, String) {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| File::create(folder.path().join(name)).unwrap();
     let child = engram()
@@ -33,6 +43,7 @@ pub fn run(args: &[&str]) -> (i32, String, String) {
         .env_remove("ENGRAM_URL")
         .env_remove("ENGRAM_TOKEN")
         .env_remove("ENGRAM_CONFIG")
+        .envs(env.iter().copied())
         .stdin(Stdio::null())
         .stdout(file("stdout"))
         .stderr(file("stderr"))
@@ -47,7 +58,7 @@ pub fn run(args: &[&str]) -> (i32, String, String) {
         log,
         status: None,
     }
-    .wait();
+    .wait_within(patience);
     let text = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
     (status.code().unwrap_or(-1), text("stdout"), text("stderr"))
 }
@@ -120,8 +131,13 @@ impl Process {
 
     /// Waits until it ended.
     pub fn wait(&mut self) -> ExitStatus {
+        self.wait_within(super::PATIENCE)
+    }
+
+    /// Waits at most so long until it ended.
+    pub fn wait_within(&mut self, patience: Duration) -> ExitStatus {
         let name = format!("the end of {}", self.name);
-        let status = wait_for(&name, || self.child.try_wait().unwrap());
+        let status = wait_within(patience, &name, || self.child.try_wait().unwrap());
         self.status = Some(status);
         status
     }

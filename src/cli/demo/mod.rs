@@ -19,6 +19,7 @@ mod play;
 mod progress;
 mod report;
 
+use std::cell::Cell;
 use std::process::ExitCode;
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -36,7 +37,7 @@ use progress::Progress;
 /// identical and enough was reused.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Turns of the conversation. Below 50 the part of saved tokens is shown but not judged.
+    /// Turns of the conversation. Below 50 the two ratios are shown but not judged.
     #[arg(
         long,
         default_value_t = 50,
@@ -64,11 +65,14 @@ pub fn run(args: Args) -> ExitCode {
         runtime.block_on(async {
             let mut terminate = signal(SignalKind::terminate())?;
             let mut interrupt = signal(SignalKind::interrupt())?;
+            // An interrupt after the play is how `--keep` ends, and changes no verdict.
+            let verdict = Cell::new(EXIT_INTERRUPTED);
             tokio::select! {
-                outcome = demo(args) => outcome,
-                _ = terminate.recv() => Ok(ExitCode::from(EXIT_INTERRUPTED)),
-                _ = interrupt.recv() => Ok(ExitCode::from(EXIT_INTERRUPTED)),
+                outcome = demo(args, &verdict) => outcome?,
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
             }
+            Ok(ExitCode::from(verdict.get()))
         })
     });
     outcome.unwrap_or_else(|error| {
@@ -77,7 +81,7 @@ pub fn run(args: Args) -> ExitCode {
     })
 }
 
-async fn demo(Args { turns, json, keep }: Args) -> anyhow::Result<ExitCode> {
+async fn demo(Args { turns, json, keep }: Args, verdict: &Cell<u8>) -> anyhow::Result<()> {
     let plan = Plan::new(turns);
     // Declared first, so that it goes last: children write in it.
     let folder = Folder::new()?;
@@ -106,15 +110,12 @@ async fn demo(Args { turns, json, keep }: Args) -> anyhow::Result<ExitCode> {
         }
         false => print!("{}", report.render()),
     }
+    verdict.set(u8::from(!report.ok));
     if keep {
         eprint!("{}", how_to_try(&stage));
         std::future::pending::<()>().await;
     }
-    Ok(if report.ok {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(())
 }
 
 /// What to type while daemon and engine run.
