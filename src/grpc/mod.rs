@@ -1,5 +1,5 @@
-//! The control plane for workers: gRPC over a Unix socket, and over TCP if configured. No logic: what
-//! comes in is handed to the service, what it answers goes out.
+//! The control plane for workers: gRPC over a Unix socket, and over TCP if configured. No logic:
+//! what comes in is handed to the service, what it answers goes out.
 
 mod admin;
 mod worker;

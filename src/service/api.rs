@@ -33,8 +33,8 @@ pub struct Selector {
 
 /// Keeps the state of a conversation.
 ///
-/// With both `rid` and `conversation_id`, the state is that of the request, and it becomes a turn of
-/// the conversation (`turn_number`, or the next one).
+/// With both `rid` and `conversation_id`, the state is that of the request, and it becomes a turn
+/// of the conversation (`turn_number`, or the next one).
 #[derive(Clone, Debug)]
 pub struct SaveRequest {
     /// What to save. `branch_name` gives the snapshot that name, which also keeps it from eviction.

@@ -1,9 +1,10 @@
 //! Attaching a worker: everything it says of itself is checked, then it gets a session.
 //!
 //! # What
-//! Three steps, each refused with a typed reason: the description (here), the ring and its self-test
-//! ([`Service::bind_ring`]), the stream that keeps both sides informed ([`Service::hello`]). A worker that
-//! attaches again with the same instance and rank replaces its earlier session.
+//! Three steps, each refused with a typed reason: the description (here), the ring and its
+//! self-test ([`Service::bind_ring`]), the stream that keeps both sides informed
+//! ([`Service::hello`]). A worker that attaches again with the same instance and rank replaces its
+//! earlier session.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -140,8 +141,8 @@ impl Service {
         })
     }
 
-    /// Opens the ring of an attached worker, proves it, and starts its session. Blocks for the self-test.
-    /// Must be called inside a runtime with IO.
+    /// Opens the ring of an attached worker, proves it, and starts its session. Blocks for the
+    /// self-test. Must be called inside a runtime with IO.
     ///
     /// # Errors
     /// A refusal; except after a failed self-test or a wrong ring, the worker may try again.

@@ -1,9 +1,9 @@
 //! The end of a save: its blocks become objects, and the snapshot becomes visible.
 //!
 //! # Order
-//! Objects enter the RAM tier before the index names them, under the one lock of the service: no lookup
-//! can find a snapshot that is not whole. Others may have stored the same meanwhile: whoever commits
-//! first wins, and what the second brought is dropped.
+//! Objects enter the RAM tier before the index names them, under the one lock of the service: no
+//! lookup can find a snapshot that is not whole. Others may have stored the same meanwhile: whoever
+//! commits first wins, and what the second brought is dropped.
 
 use std::io;
 use std::sync::Arc;
@@ -266,7 +266,8 @@ impl Service {
         Ok(id)
     }
 
-    /// Shallower snapshots that the same request made, and that nothing names, are not written any more.
+    /// Shallower snapshots that the same request made, and that nothing names, are not written any
+    /// more.
     fn supersede(&self, core: &mut Core, commit: &Commit<'_>, id: SnapshotId, boundary: u32) {
         let mut next = core.index.snapshot(&id).and_then(|info| info.parent);
         while let Some(older) = next {

@@ -61,8 +61,8 @@ pub struct Config {
     pub read_threads: usize,
     /// A restore that would save fewer tokens is skipped. Default: 1.
     pub min_restore_tokens: u32,
-    /// Prefill speed in tokens a second: a restore predicted to be slower is skipped. Default: none,
-    /// nothing is skipped.
+    /// Prefill speed in tokens a second: a restore predicted to be slower is skipped. Default:
+    /// none, nothing is skipped.
     pub prefill_tokens_per_second: Option<f64>,
     /// Conversations kept in memory without any stored snapshot. Default: 10000.
     pub max_idle_conversations: usize,

@@ -1,8 +1,8 @@
 //! What the service knows, under one short lock.
 //!
-//! The lock is held for lookups and bookkeeping only: never over a copy, an await or a file. What is kept
-//! here beside the index: what each snapshot is called, where its save stands, and what the disk
-//! thread has to do next.
+//! The lock is held for lookups and bookkeeping only: never over a copy, an await or a file. What
+//! is kept here beside the index: what each snapshot is called, where its save stands, and what the
+//! disk thread has to do next.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -279,8 +279,8 @@ impl Core {
             .is_some_and(|record| record.state == SaveState::Durable)
     }
 
-    /// Bookkeeping for what went out of the index. Returns the objects and the snapshots that may be
-    /// on disk.
+    /// Bookkeeping for what went out of the index. Returns the objects and the snapshots that may
+    /// be on disk.
     pub fn gone(&mut self, removed: Removed, instead: Option<(SnapshotId, u32)>) -> Removal {
         let Removed { snapshots, objects } = removed;
         for snapshot in &snapshots {

@@ -2,7 +2,8 @@
 
 use crate::types::{Fingerprint, SnapshotId};
 
-/// Error of a request to [`Service`](super::Service). [`kind`](Self::kind) says what to do about it.
+/// Error of a request to [`Service`](super::Service). [`kind`](Self::kind) says what to do about
+/// it.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
     /// Neither a conversation nor a request of this name is known.

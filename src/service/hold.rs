@@ -1,10 +1,9 @@
 //! Holds: a test keeps a save or a restore in one of its states, to kill or stop the daemon there.
 //!
 //! `ENGRAM_HOLD=save:Writing` holds every save that comes into that state until the hold is
-//! lifted; `ENGRAM_HOLD=save:Writing:3` only from the third on. `ENGRAM_HOLD_UNTIL=PATH` lifts it when
-//! there is such a file. A build without the feature `testing`
-//! ignores it. What is held now is told by `held`, shown on the status and logged as
-//! `Held in save:Writing`.
+//! lifted; `ENGRAM_HOLD=save:Writing:3` only from the third on. `ENGRAM_HOLD_UNTIL=PATH` lifts it
+//! when there is such a file. A build without the feature `testing` ignores it. What is held now is
+//! told by `held`, shown on the status and logged as `Held in save:Writing`.
 
 use std::time::Duration;
 

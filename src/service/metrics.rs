@@ -1,7 +1,7 @@
 //! Numbers of the service. All names begin with the registry's prefix (`engram_`).
 //!
-//! Tokens saved, restored and reused are three counters: *saved* became visible in RAM, *restored* was
-//! in the worker's ring, *reused* the worker really went on from.
+//! Tokens saved, restored and reused are three counters: *saved* became visible in RAM, *restored*
+//! was in the worker's ring, *reused* the worker really went on from.
 
 use std::sync::atomic::AtomicU64;
 
@@ -48,7 +48,8 @@ pub struct Metrics {
     pub hits: Family<ByTier, Counter>,
     /// Lookups that gave none.
     pub misses: Family<ByReason, Counter>,
-    /// Lookups not followed although something is stored: below the minimum, or slower than prefill.
+    /// Lookups not followed although something is stored: below the minimum, or slower than
+    /// prefill.
     pub skipped: Family<ByReason, Counter>,
     /// Leases that ended without being used.
     pub unused: Family<ByReason, Counter>,

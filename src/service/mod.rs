@@ -1,26 +1,29 @@
 //! The owner of all decisions.
 //!
 //! # What
-//! [`Service`] stands between three worlds. *Workers* attach and speak over a shared-memory channel, each served by a task
-//! of its own (`session`). *Storage* is blocking: one thread changes the disk (`mover`), some read from it
-//! (`promote`). *People and programs* ask by name (`by_name`, `rows`).
+//! [`Service`] stands between three worlds. *Workers* attach and speak over a shared-memory
+//! channel, each served by a task of its own (`session`). *Storage* is blocking: one thread changes
+//! the disk (`mover`), some read from it (`promote`). *People and programs* ask by name (`by_name`,
+//! `rows`).
 //!
 //! # State
-//! What all share is `core`, under one lock that is held for lookups and bookkeeping only. Everything of one
-//! worker belongs to its task. A save is a [`SaveState`], a restore a [`RestoreState`]; each step takes the state by
-//! value.
+//! What all share is `core`, under one lock that is held for lookups and bookkeeping only.
+//! Everything of one worker belongs to its task. A save is a [`SaveState`], a restore a
+//! [`RestoreState`]; each step takes the state by value.
 //!
 //! # Order of writes
-//! Bytes, then the RAM tier, then the index, then the worker is told: what is found is whole. On disk: objects, then
-//! the manifest, then the conversation; removals go the other way.
+//! Bytes, then the RAM tier, then the index, then the worker is told: what is found is whole. On
+//! disk: objects, then the manifest, then the conversation; removals go the other way.
 //!
 //! # Cancellation
-//! Before a snapshot is visible, whatever ends a save leaves nothing. A lease ends with its session at the latest. Shutting
-//! down takes leases back, lets copies under way end, writes down what is pending, and stops at its deadline.
+//! Before a snapshot is visible, whatever ends a save leaves nothing. A lease ends with its session
+//! at the latest. Shutting down takes leases back, lets copies under way end, writes down what is
+//! pending, and stops at its deadline.
 //!
 //! # Errors
-//! A worker never gets an error that its server would have to handle: it gets a miss, a decline, or the end of
-//! its session. Callers by name get a [`ServiceError`] with one kind for each thing that they can do about it.
+//! A worker never gets an error that its server would have to handle: it gets a miss, a decline, or
+//! the end of its session. Callers by name get a [`ServiceError`] with one kind for each thing that
+//! they can do about it.
 
 pub mod api;
 mod attach;
@@ -144,8 +147,8 @@ pub enum StartError {
 // === impl Service ===
 
 impl Service {
-    /// Starts the service; what is on disk is read in the background, see [`Service::ready`]. Must be called
-    /// inside a runtime.
+    /// Starts the service; what is on disk is read in the background, see [`Service::ready`]. Must
+    /// be called inside a runtime.
     ///
     /// # Errors
     /// The token file or the token log cannot be used, or the system gives no threads.
@@ -286,8 +289,8 @@ impl Service {
         self.lease.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// How much KV of the tokens is stored; `None` if a snapshot stands at their end. It then counts as seen
-    /// by the request.
+    /// How much KV of the tokens is stored; `None` if a snapshot stands at their end. It then
+    /// counts as seen by the request.
     fn coverage(
         &self,
         key: &TreeKey,
@@ -309,7 +312,8 @@ impl Service {
         }
     }
 
-    /// The deepest restorable snapshot, held, if `fits` says so. The error says whether there was one.
+    /// The deepest restorable snapshot, held, if `fits` says so. The error says whether there was
+    /// one.
     fn lease(
         &self,
         key: &TreeKey,

@@ -1,13 +1,14 @@
 //! The disk thread: the only one that changes what is on disk.
 //!
 //! # What
-//! Removals first, then objects that have to leave RAM, then snapshots that are due, oldest first; and the
-//! conversations that changed. One thread, so that no two of these ever meet: what is being written is not
-//! removed at the same time, and a manifest never goes after its objects.
+//! Removals first, then objects that have to leave RAM, then snapshots that are due, oldest first;
+//! and the conversations that changed. One thread, so that no two of these ever meet: what is being
+//! written is not removed at the same time, and a manifest never goes after its objects.
 //!
 //! # Errors
-//! A failed write is tried again, later and later. After a failed fsync the disk takes nothing more: the
-//! service is not ready any longer, serves from RAM and disk as before, and lets last copies go.
+//! A failed write is tried again, later and later. After a failed fsync the disk takes nothing
+//! more: the service is not ready any longer, serves from RAM and disk as before, and lets last
+//! copies go.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -262,8 +263,8 @@ impl Service {
         }
     }
 
-    /// Keeps a little of the disk's budget free: for the tokens of snapshots that are only in RAM, and for
-    /// small files, so that those who write them need not wait.
+    /// Keeps a little of the disk's budget free: for the tokens of snapshots that are only in RAM,
+    /// and for small files, so that those who write them need not wait.
     pub(super) fn keep_disk_room(&self) {
         let Some(disk) = &self.store.disk else {
             return;
@@ -277,8 +278,8 @@ impl Service {
         }
     }
 
-    /// Lets the least recently used go from disk: the snapshot from the index, its manifest, its objects.
-    /// Returns how many objects went.
+    /// Lets the least recently used go from disk: the snapshot from the index, its manifest, its
+    /// objects. Returns how many objects went.
     pub(super) fn evict_from_disk(&self, bytes: u64) -> usize {
         let now = self.clock.now();
         let mut removal = Removal::default();

@@ -1,5 +1,5 @@
-//! Who may attach: the daemon's own user and configured ones over a Unix socket, holders of the token over
-//! TCP.
+//! Who may attach: the daemon's own user and configured ones over a Unix socket, holders of the
+//! token over TCP.
 
 use std::net::SocketAddr;
 use std::path::Path;

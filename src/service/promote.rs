@@ -1,12 +1,12 @@
 //! From disk into RAM: threads that read objects which somebody waits for.
 //!
 //! # What
-//! Each object is read once, however many wait. Its bytes are verified by the store before anybody sees them. It
-//! joins the RAM tier if there is room in it; whoever waited gets it in any case.
+//! Each object is read once, however many wait. Its bytes are verified by the store before anybody
+//! sees them. It joins the RAM tier if there is room in it; whoever waited gets it in any case.
 //!
 //! # Errors
-//! A missing or bad file is a loss: the index forgets what needed it, the store has it in quarantine. No
-//! room in time, or a disk that does not answer, only fails those who wait.
+//! A missing or bad file is a loss: the index forgets what needed it, the store has it in
+//! quarantine. No room in time, or a disk that does not answer, only fails those who wait.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};

@@ -10,8 +10,8 @@
 //! - *Ready*: all objects are in RAM, nothing moves.
 //! - *Filling*: pieces move from the arena into the ring.
 //! - *Filled*: what was asked for is in the ring; the worker scatters it.
-//! - *Released*: the worker, a deadline or the end of the session ended the lease. Copies under way still
-//!   hold the memory that they read.
+//! - *Released*: the worker, a deadline or the end of the session ended the lease. Copies under way
+//!   still hold the memory that they read.
 
 use std::fmt;
 

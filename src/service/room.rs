@@ -1,9 +1,10 @@
 //! Room in RAM: what leaves when something has to come.
 //!
 //! # Order
-//! The index says who goes first. A copy that the disk has too goes at once. What may vanish vanishes: superseded
-//! snapshots, KV that no snapshot needs. A last copy is written down first, by the disk thread, and goes when it
-//! is asked for again; what waits for the room looks again until then, for as long as it may.
+//! The index says who goes first. A copy that the disk has too goes at once. What may vanish
+//! vanishes: superseded snapshots, KV that no snapshot needs. A last copy is written down first, by
+//! the disk thread, and goes when it is asked for again; what waits for the room looks again until
+//! then, for as long as it may.
 
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ use crate::index::{Action, Removed, Victim};
 use crate::store::{PAGE, Segment, Tier};
 use crate::types::{ObjectId, ObjectKind, SnapshotId, TierKind};
 
-/// Room in the RAM tier that is spoken for: of what is on its way between a worker, the disk and the tier.
+/// Room in the RAM tier that is spoken for: of what is on its way between a worker, the disk and
+/// the tier.
 #[derive(Debug)]
 pub(super) struct Reservation {
     all: Arc<Mutex<u64>>,
@@ -76,8 +78,8 @@ impl Service {
         })
     }
 
-    /// Lets objects leave RAM until `need` bytes fit, as far as some can leave at once; last copies are
-    /// sent to the disk thread.
+    /// Lets objects leave RAM until `need` bytes fit, as far as some can leave at once; last copies
+    /// are sent to the disk thread.
     pub(super) fn make_room(&self, need: u64) {
         let usage = self.store.ram.usage();
         let taken = usage
@@ -143,8 +145,8 @@ impl Service {
         }
     }
 
-    /// Objects leave the RAM tier. Under the lock, so that nobody brings one of them back between its
-    /// leaving the index and its leaving the tier.
+    /// Objects leave the RAM tier. Under the lock, so that nobody brings one of them back between
+    /// its leaving the index and its leaving the tier.
     pub(super) fn drop_from_ram(&self, _: &Core, objects: &[ObjectId]) {
         for object in objects {
             if let Err(error) = self.store.ram.remove(object) {

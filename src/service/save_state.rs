@@ -14,8 +14,8 @@
 //! - *Sealing*: its objects are durable, its manifest is not. The manifest is the commit point.
 //! - *Durable*: it survives a crash.
 //!
-//! A save may be dropped in every state before *Visible*: then nothing of it remains. A step takes the
-//! state by value, so that a machine is never in two.
+//! A save may be dropped in every state before *Visible*: then nothing of it remains. A step takes
+//! the state by value, so that a machine is never in two.
 
 use std::fmt;
 

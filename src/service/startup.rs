@@ -1,13 +1,13 @@
 //! The start: what is on disk becomes known again.
 //!
 //! # What
-//! Manifests are read, parents before children. The tokens of a snapshot are those beside its KV; they are
-//! hashed again, and a snapshot whose tokens do not give its own objects' addresses is left out.
-//! Then conversations, then the most recent snapshots come into RAM, as many as may.
+//! Manifests are read, parents before children. The tokens of a snapshot are those beside its KV;
+//! they are hashed again, and a snapshot whose tokens do not give its own objects' addresses is
+//! left out. Then conversations, then the most recent snapshots come into RAM, as many as may.
 //!
 //! # Errors
-//! A bad file is in quarantine by then, and costs what needed it. A directory that cannot be read keeps the
-//! service from becoming ready: it would write over what it does not know.
+//! A bad file is in quarantine by then, and costs what needed it. A directory that cannot be read
+//! keeps the service from becoming ready: it would write over what it does not know.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -1,12 +1,13 @@
 //! One snapshot goes to disk.
 //!
 //! # Order
-//! Every object that the disk lacks, each durable before the next step; then the manifest, which is the commit
-//! point; then the conversations that name it. A crash before the manifest leaves objects that nobody
-//! names, and the next start removes them.
+//! Every object that the disk lacks, each durable before the next step; then the manifest, which is
+//! the commit point; then the conversations that name it. A crash before the manifest leaves
+//! objects that nobody names, and the next start removes them.
 //!
 //! # Cancellation
-//! None: a snapshot that is deleted meanwhile is written to its end and then taken off the disk again.
+//! None: a snapshot that is deleted meanwhile is written to its end and then taken off the disk
+//! again.
 
 use std::collections::BTreeMap;
 

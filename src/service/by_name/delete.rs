@@ -160,7 +160,8 @@ fn unname(core: &mut Core, select: &Selector, whole: bool) -> Result<Unnamed, Se
     }
 }
 
-/// Snapshots that a conversation's requests made and that nothing names: states on the way to its turns.
+/// Snapshots that a conversation's requests made and that nothing names: states on the way to its
+/// turns.
 fn made_by(core: &Core, key: &ConversationKey, rid: Option<&str>) -> Vec<SnapshotId> {
     let made = core.records.iter().filter(|(id, record)| {
         record.conversation.as_ref() == Some(key)

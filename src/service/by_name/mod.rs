@@ -1,8 +1,8 @@
 //! What people and programs ask for by name: keep a state, bring it into RAM, delete it.
 //!
 //! # Errors
-//! Never a success that did nothing: a save that cannot become durable in time says so, a restore answers
-//! only when all is in RAM, a deletion when nothing is left.
+//! Never a success that did nothing: a save that cannot become durable in time says so, a restore
+//! answers only when all is in RAM, a deletion when nothing is left.
 
 mod delete;
 mod restore;

@@ -1,9 +1,9 @@
 //! Conversations, their turns and their named branches: what snapshots are called.
 //!
 //! A conversation is named by the `session_id` of its requests, or else by the rid of its only one.
-//! Its turns count from 1 in the order in which they finished. A turn's snapshot is the deepest one on
-//! its token path; it may come after the turn finished, when the last state is drained, and it falls
-//! back to an ancestor when it is evicted. Pure: no clock, no IO.
+//! Its turns count from 1 in the order in which they finished. A turn's snapshot is the deepest one
+//! on its token path; it may come after the turn finished, when the last state is drained, and it
+//! falls back to an ancestor when it is evicted. Pure: no clock, no IO.
 
 mod names;
 mod select;
@@ -298,8 +298,8 @@ impl Conversations {
         }
     }
 
-    /// Forgets the longest unchanged conversations without any snapshot and without any open request
-    /// until at most `keep` such are left.
+    /// Forgets the longest unchanged conversations without any snapshot and without any open
+    /// request until at most `keep` such are left.
     pub fn trim(&mut self, keep: usize) {
         if self.all.len() <= keep {
             return;

@@ -103,8 +103,8 @@ impl Conversations {
         Some(id).filter(|id| !self.is_named(*id))
     }
 
-    /// Deletes all turns and branches; requests under way stay. Returns how many names went, and the
-    /// snapshots that have none left.
+    /// Deletes all turns and branches; requests under way stay. Returns how many names went, and
+    /// the snapshots that have none left.
     pub fn delete_all(&mut self, key: &ConversationKey) -> (usize, Vec<SnapshotId>) {
         let Some(conversation) = self.all.get_mut(key) else {
             return (0, Vec::new());

@@ -87,8 +87,8 @@ impl Copies {
         true
     }
 
-    /// To be called for each [`Event::Copied`]. `true`: it is over; `false`: the device was busy and
-    /// it is tried again.
+    /// To be called for each [`Event::Copied`]. `true`: it is over; `false`: the device was busy
+    /// and it is tried again.
     pub fn ended(&mut self, copy: &Copy, result: &Result<(), DeviceError>) -> bool {
         self.in_flight -= 1;
         if matches!(result, Err(DeviceError::Busy)) {

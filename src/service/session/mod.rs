@@ -2,17 +2,18 @@
 //!
 //! # What
 //! The task owns everything of its worker: requests, saves, leases, the channel. It sleeps on the
-//! worker's doorbell, on ends of copies and of reads from disk, and on a short timer, because a bell can get
-//! lost. Each time it reads a bounded number of messages. It asks the service for what is shared, under
-//! the service's own short lock; it waits for nothing but the three above.
+//! worker's doorbell, on ends of copies and of reads from disk, and on a short timer, because a
+//! bell can get lost. Each time it reads a bounded number of messages. It asks the service for what
+//! is shared, under the service's own short lock; it waits for nothing but the three above.
 //!
 //! # Cancellation
-//! The session ends when the worker closes it, breaks the protocol, goes away, is replaced, or is sent away. Then every
-//! lease is given back, every unfinished save is dropped with its memory, and the ring is closed, which waits for a
-//! copy under way. Nothing is written to the ring after that.
+//! The session ends when the worker closes it, breaks the protocol, goes away, is replaced, or is
+//! sent away. Then every lease is given back, every unfinished save is dropped with its memory, and
+//! the ring is closed, which waits for a copy under way. Nothing is written to the ring after that.
 //!
 //! # Errors
-//! What the worker asked wrongly is answered. What cannot be (a broken record, an unknown value) ends the session.
+//! What the worker asked wrongly is answered. What cannot be (a broken record, an unknown value)
+//! ends the session.
 
 mod copies;
 mod lookup;

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use crate::proto::channel::msg::Down;
 use crate::proto::channel::{Broken, PushError, Writer};
 
-/// Messages that may wait. Each answers something that the worker said, so a worker that lets so many
-/// wait does not read at all.
+/// Messages that may wait. Each answers something that the worker said, so a worker that lets so
+/// many wait does not read at all.
 const LIMIT: usize = 1 << 16;
 
 /// Messages that found no room yet.

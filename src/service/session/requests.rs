@@ -231,7 +231,8 @@ impl Requests {
         }
     }
 
-    /// The request is neither saved nor restored from here on; its tokens stay for the saves under way.
+    /// The request is neither saved nor restored from here on; its tokens stay for the saves under
+    /// way.
     fn poison(&mut self, req: u64, poison: Poison) {
         if let Some(request) = self.open.get_mut(&req) {
             request.poison.get_or_insert(poison);

@@ -1,12 +1,13 @@
 //! A worker's leases: from the grant of a hit to their end.
 //!
 //! # What
-//! The worker asks for piece after piece. A piece is filled as soon as its object is in RAM; objects whose
-//! tokens the device has are not touched.
+//! The worker asks for piece after piece. A piece is filled as soon as its object is in RAM;
+//! objects whose tokens the device has are not touched.
 //!
 //! # Cancellation
-//! A lease ends by the worker's release, by a deadline, by an epoch, by the loss of an object, or with the session.
-//! Copies under way hold their own blocks; fills that wait for their object are answered.
+//! A lease ends by the worker's release, by a deadline, by an epoch, by the loss of an object, or
+//! with the session. Copies under way hold their own blocks; fills that wait for their object are
+//! answered.
 
 use std::collections::HashMap;
 use std::time::Duration;

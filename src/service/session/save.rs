@@ -1,18 +1,20 @@
 //! A worker's saves: from its offers to visible snapshots.
 //!
 //! # What
-//! An offer is planned at once: what is stored already is asked of the index, the rest is cut into pieces, and
-//! RAM for them is taken before the worker hears of it. Each drained piece is copied into its own block. When
-//! all are in, the snapshot is committed, and only then anything of it can be found.
+//! An offer is planned at once: what is stored already is asked of the index, the rest is cut into
+//! pieces, and RAM for them is taken before the worker hears of it. Each drained piece is copied
+//! into its own block. When all are in, the snapshot is committed, and only then anything of it can
+//! be found.
 //!
 //! # Order
-//! Saves of one request follow each other. A deeper offer replaces an older one of which nothing was
-//! drained. One that is being drained is waited for: its KV is not asked for twice, and the deeper save
-//! commits after it.
+//! Saves of one request follow each other. A deeper offer replaces an older one of which nothing
+//! was drained. One that is being drained is waited for: its KV is not asked for twice, and the
+//! deeper save commits after it.
 //!
 //! # Cancellation
-//! A save ends by commit, by the worker's abort, by an epoch, by a deadline, by a fault, or with the session. Until
-//! its commit it is a set of blocks that nobody else knows; a copy under way holds its own block.
+//! A save ends by commit, by the worker's abort, by an epoch, by a deadline, by a fault, or with
+//! the session. Until its commit it is a set of blocks that nobody else knows; a copy under way
+//! holds its own block.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -335,7 +337,8 @@ impl Session {
         self.fail_waiting(waiting).await
     }
 
-    /// A save that waited for one that came to nothing may still commit: its KV may be stored by now.
+    /// A save that waited for one that came to nothing may still commit: its KV may be stored by
+    /// now.
     async fn fail_waiting(&mut self, waiting: Option<u64>) -> Ended {
         match waiting {
             Some(id) => Box::pin(self.whole(id)).await,
