@@ -7,7 +7,6 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use common::daemon::Daemon;
 use common::disk::{self, manifests_of, object_path, reseal};
 use common::scene::{keep, start};
 use common::wait_for;
@@ -424,12 +423,14 @@ fn damage_under_a_running_daemon_is_found_when_it_is_read() {
     assert_eq!(daemon.get("/readyz").status, 200);
 }
 
+type Damage = fn(&Path);
+
 #[test]
 fn damaged_names_cost_names_only() {
     let mut daemon = start();
     let mut worker = Worker::attach(&daemon);
     let tokens = |i: u32| prompt(i + 1, 300);
-    let damages: [(&str, fn(&Path)); 6] = [
+    let damages: [(&str, Damage); 6] = [
         ("cut", |path| cut(path, |len| len / 2)),
         ("empty", |path| cut(path, |_| 0)),
         ("flipped", |path| flip(path, 30)),

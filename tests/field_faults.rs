@@ -52,7 +52,6 @@ use common::disk;
 use common::engine::{Engine, tokens};
 use common::wait_for;
 use common::worker::{Model, Worker, prompt};
-use engram::proto::channel::layout::Miss;
 use serde_json::{Value, json};
 
 fn cold() -> Engine {

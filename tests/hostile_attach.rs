@@ -59,7 +59,7 @@ const LIES: &[Lie] = &[
         it.state[0].layers = vec![2, 0]
     }),
     ("many layers", Reason::BadGeometry, |it| {
-        it.kv = vec![it.kv[0].clone(); 2000]
+        it.kv = vec![it.kv[0]; 2000]
     }),
     ("wide rows", Reason::BadGeometry, |it| {
         it.kv[0].heads = u32::MAX

@@ -70,10 +70,10 @@ fn another_model_never_hits_and_is_refused_by_name() {
             "{args:?}: {body}"
         );
         assert_eq!(body["success"], false);
-        let reply = other.generate("c", "r2", &kept.prompt, ANSWER);
+        let reply = other.generate("x", "r2", &kept.prompt, ANSWER);
         assert_eq!(reply.cached, 0, "{args:?}: a hit of another model");
         let alone = Engine::alone(&[args, &["--no-cache"]].concat());
-        let oracle = alone.generate("c", "r2", &kept.prompt, ANSWER);
+        let oracle = alone.generate("x", "r2", &kept.prompt, ANSWER);
         assert_eq!(reply.tokens, oracle.tokens, "{args:?}");
         // One weight may change little; the states are other ones in any case.
         if args[0] == "--seed" {
@@ -83,7 +83,8 @@ fn another_model_never_hits_and_is_refused_by_name() {
         wait_for("its end", || (workers(&kept.daemon) == 0).then_some(()));
     }
     // With nobody attached there is nothing to be refused; and the model itself still hits.
-    assert_eq!(kept.restore().0, 200);
+    let (status, body) = kept.restore();
+    assert_eq!(status, 200, "{body}");
     let same = Engine::beside(&kept.daemon, &[]);
     assert_eq!(kept.restore().0, 200);
     let reply = same.generate("d", "r3", &kept.prompt, ANSWER);
@@ -101,7 +102,7 @@ fn the_same_model_hits_whatever_its_pools_look_like() {
         &["--layout", "page-major", "--page-size", "1"],
         &["--slots", "40", "--pages", "48"],
         &["--model-name", "another-name"],
-        &["--chunk", "96", "--ring", "1 MiB"],
+        &["--chunk", "96", "--ring", "2 MiB"],
     ] {
         let engine = Engine::beside(&kept.daemon, args);
         assert_eq!(kept.restore().0, 200, "{args:?}");

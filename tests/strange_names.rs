@@ -6,14 +6,18 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use common::daemon::Daemon;
 use common::disk::{self, reseal};
 use common::scene::{keep, start};
+use common::wait_for;
 use common::worker::{Worker, prompt};
-use serde_json::json;
+use serde_json::{Value, json};
+
+type Place = fn(&Path) -> PathBuf;
 
 #[test]
 fn links_planted_in_the_store_lead_nowhere() {
-    let planted: [(&str, fn(&Path) -> PathBuf); 5] = [
+    let planted: [(&str, Place); 5] = [
         ("models", |data| data.join("models")),
         ("refs", |data| data.join("refs")),
         ("quarantine", |data| data.join("quarantine")),
@@ -53,12 +57,19 @@ fn links_planted_in_the_store_lead_nowhere() {
                 None => (!process.alive()).then_some(false),
             }
         });
-        if started {
+        // One that cannot read what is there stays alive and unready.
+        let rest = common::http::Place::Unix(daemon.rest_socket());
+        let ready = started
+            && wait_for("ready, or not to be", || {
+                let answer = rest.get("/readyz");
+                let hopeless = answer.text().contains("cannot be read");
+                (answer.status == 200 || hopeless).then_some(answer.status == 200)
+            });
+        if ready {
             let mut worker = Worker::attach(&daemon);
             let more = prompt(2, 300);
             worker.turn("d", &more, 256);
             let body = json!({ "conversation_id": "d" });
-            let rest = common::http::Place::Unix(daemon.rest_socket());
             let answer = rest.post("/save_snapshot", &body);
             assert!(
                 answer.status == 200 || answer.json()["error"]["type"].is_string(),
@@ -190,6 +201,7 @@ fn hostile_names_of_conversations_stay_names() {
         let tokens = prompt(i + 1, 300);
         assert_eq!(worker.restore(&tokens).unwrap().boundary, 256, "{name:?}");
     }
+    worker.heard_all();
     let conversations = daemon.get("/v1/conversations").json();
     assert_eq!(conversations["total"], names.len(), "{conversations}");
     assert_eq!(disk::quarantine(&daemon.data()), []);

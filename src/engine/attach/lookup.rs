@@ -9,7 +9,7 @@ use super::restore_state::RestoreState;
 use super::session::{Cx, Session};
 use crate::engine::cache::Match;
 use crate::engine::request::RequestInfo;
-use crate::proto::channel::layout::Outcome;
+use crate::proto::channel::layout::{Miss, Outcome};
 use crate::proto::channel::msg::{Lookup, LookupResult};
 
 /// Questions for one request. There are several when a snapshot's boundary is not a page's end, when
@@ -27,6 +27,31 @@ impl Session {
         };
         if max_boundary as usize > found.boundary {
             self.ask(request.id.0, max_boundary, &found, cx);
+        } else {
+            self.rely(request.id.0, found.boundary, cx);
+        }
+    }
+
+    /// The device has as much as is to be had. It may lose it before the request is admitted.
+    fn rely(&mut self, req: u64, boundary: usize, cx: &Cx<'_>) {
+        self.relied.insert(req, (boundary, cx.device.evicted()));
+    }
+
+    /// Asks after all if the device lost what was relied on.
+    pub fn look_up_if_lost(&mut self, request: &RequestInfo, cx: &mut Cx<'_>) {
+        let req = request.id.0;
+        let evicted = cx.device.evicted();
+        let Some((boundary, before)) = self.relied.get_mut(&req) else {
+            return;
+        };
+        if std::mem::replace(before, evicted) == evicted {
+            return;
+        }
+        let limit = request.prompt.len().saturating_sub(1);
+        let found = cx.device.peek(&request.namespace, &request.prompt, limit);
+        if found.boundary < *boundary {
+            self.relied.remove(&req);
+            self.again.insert(req);
         }
     }
 
@@ -79,7 +104,11 @@ impl Session {
             return;
         };
         if lease == 0 {
+            let had = restore.device_boundary as usize;
             self.restores.remove(&req);
+            if reason == Some(Miss::DeviceAsDeep) {
+                self.rely(req, had, cx);
+            }
             let reason = reason.map_or("none", |reason| reason.as_str());
             *cx.counts.misses.entry(reason).or_default() += 1;
             return;

@@ -293,6 +293,7 @@ impl Attach {
         let count = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
         self.with(device, |session, cx| {
             session.again.remove(&req);
+            session.relied.remove(&req);
             session.end_restore(req, Outcome::Aborted, 0, cx);
             session.talk.open(request);
             if let Some(tokens) = tokens {

@@ -163,6 +163,7 @@ impl Session {
     /// Whether a request may be considered for admission; takes its restore on.
     pub fn gate(&mut self, request: &RequestInfo, cx: &mut Cx<'_>) -> Gate {
         let req = request.id.0;
+        self.look_up_if_lost(request, cx);
         self.look_up_again(request, cx);
         let Some(restore) = self.restores.get_mut(&req) else {
             return Gate::Open;
@@ -195,6 +196,7 @@ impl Session {
     /// A request was admitted and holds its own lock on `found`.
     pub fn admitted(&mut self, req: u64, found: &Match, cx: &mut Cx<'_>) {
         self.again.remove(&req);
+        self.relied.remove(&req);
         let Some(restore) = self.restores.get(&req) else {
             return;
         };

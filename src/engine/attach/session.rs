@@ -12,7 +12,7 @@ use super::ring::{Ring, Room};
 use super::save::Save;
 use super::talk::{Talk, TalkError};
 use super::{Limits, Tracked};
-use crate::engine::device_memory::DeviceMemory;
+use crate::engine::device_memory::{DeviceMemory, Evicted};
 use crate::proto::channel::layout::{CloseReason, Piece};
 use crate::proto::channel::msg::Down;
 use crate::proto::channel::{Broken, Link, Reader};
@@ -34,6 +34,8 @@ pub(super) struct Session {
     pub restores: BTreeMap<u64, Restore>,
     /// Requests whose lease ended before they were considered: they are looked up again then.
     pub again: HashSet<u64>,
+    /// What the device had, by request, where nothing more was to be had; with its evictions by then.
+    pub relied: HashMap<u64, (usize, Evicted)>,
     /// Rooms that the daemon reads or writes until it answers.
     pub flights: HashMap<Flight, Room>,
     link: Link,
@@ -140,6 +142,7 @@ impl Session {
             saves: BTreeMap::new(),
             restores: BTreeMap::new(),
             again: HashSet::new(),
+            relied: HashMap::new(),
             flights: HashMap::new(),
             beat: (end.link.peer_beat(), now),
             link: end.link,

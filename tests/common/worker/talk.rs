@@ -61,7 +61,7 @@ impl Worker {
 
     /// Waits until the daemon ends the session.
     pub fn closed(&mut self) -> CloseReason {
-        super::wait_for("the end of the session", || self.end.link.peer_closed())
+        crate::common::wait_for("the end of the session", || self.end.link.peer_closed())
     }
 
     /// Opens a request of a conversation and sends its tokens.
@@ -96,7 +96,7 @@ impl Worker {
             adapter: names.adapter.unwrap_or_default(),
         });
         let mut sent = 0;
-        super::wait_for("room in the channel", || {
+        crate::common::wait_for("room in the channel", || {
             let written = self.end.tx.push_tokens(req, sent as u32, &tokens[sent..]);
             self.bell.ring().unwrap();
             sent += written.unwrap();
