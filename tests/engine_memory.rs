@@ -79,7 +79,9 @@ fn every_turn_comes_back_from_ram_after_the_device_forgot_it() {
         (&counts["restored"], &counts["garbled"]),
         (&json!(3), &json!(0))
     );
-    assert_eq!(counts["late"], 0);
+    // Of a save that a deeper one replaced, two answers may come late; of nothing else.
+    let replaced = counts["dropped"]["superseded"].as_u64().unwrap_or(0);
+    assert!(counts["late"].as_u64().unwrap() <= 2 * replaced, "{counts}");
     // The daemon counts the same.
     let reused = wait_for("the daemon's count", || {
         let reused = daemon.metric("engram_reused_tokens_total");

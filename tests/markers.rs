@@ -69,7 +69,10 @@ fn restored_bytes_are_those_of_the_conversation_in_any_order_and_at_once() {
         "only {hits} of 256 restores came from disk"
     );
     assert!(daemon.metric(r#"engram_evicted_objects_total{tier="ram"}"#) > 0.0);
-    assert_eq!(daemon.metric("engram_evicted_snapshots_total"), 0.0);
+    // Only what a deeper state of the same request had replaced may be gone.
+    let evicted = daemon.metric("engram_evicted_snapshots_total");
+    let superseded = daemon.metric("engram_superseded_snapshots_total");
+    assert!(evicted <= superseded, "{evicted} of {superseded}");
     let restored = daemon.metric("engram_restored_tokens_total");
     assert_eq!(restored, (4 * CONVERSATIONS * TOKENS) as f64);
     // Prompts that share a beginning but nothing else find the beginning of nobody.
@@ -101,6 +104,8 @@ fn answers_after_a_restore_are_those_of_the_conversation_in_any_order_and_at_onc
     let daemon = Daemon::start(&[
         ("store.ram", "2 MiB".into()),
         ("service.write_after", "20ms".into()),
+        // Room comes as fast as the disk writes what is saved meanwhile.
+        ("service.room_wait", "60s".into()),
     ]);
     let pools = ["--slots", "24", "--pages", "160", "--max-running", "4"];
     let engine = Engine::beside(&daemon, &pools);
@@ -156,7 +161,10 @@ fn answers_after_a_restore_are_those_of_the_conversation_in_any_order_and_at_onc
     assert_eq!(info["sanity_check"], "ok", "{info}");
     let disk = daemon.metric(r#"engram_lookup_hits_total{tier="disk"}"#);
     assert!(disk > 50.0, "{disk} restores from disk");
-    assert_eq!(daemon.metric("engram_evicted_snapshots_total"), 0.0);
+    // Only what a deeper state of the same request had replaced may be gone.
+    let evicted = daemon.metric("engram_evicted_snapshots_total");
+    let superseded = daemon.metric("engram_superseded_snapshots_total");
+    assert!(evicted <= superseded, "{evicted} of {superseded}");
 }
 
 fn misses(daemon: &Daemon) -> String {

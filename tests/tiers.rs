@@ -171,6 +171,10 @@ fn the_disk_never_holds_more_than_its_budget() {
 
 /// Whatever is listed is there, with all its bytes. Returns how many there are.
 fn every_row_can_be_restored(daemon: &Daemon) -> usize {
+    // What is still to be written may evict what is listed.
+    wait_for("all writes", || {
+        (daemon.metric("engram_pending_writes") == 0.0).then_some(())
+    });
     let list = daemon.get("/v1/snapshots?limit=1000").json();
     let rows = list["snapshots"].as_array().unwrap();
     for row in rows {
