@@ -107,7 +107,16 @@ fn answers_after_a_restore_are_those_of_the_conversation_in_any_order_and_at_onc
         // Room comes as fast as the disk writes what is saved meanwhile.
         ("service.room_wait", "60s".into()),
     ]);
-    let pools = ["--slots", "24", "--pages", "160", "--max-running", "4"];
+    let pools = [
+        "--slots",
+        "24",
+        "--pages",
+        "160",
+        "--max-running",
+        "4",
+        "--restore-patience",
+        "60s",
+    ];
     let engine = Engine::beside(&daemon, &pools);
     let oracle = Engine::alone(&["--no-cache"]);
     let answers: Vec<Vec<u32>> = (0..CONVERSATIONS)
