@@ -227,14 +227,15 @@ class Reader(Generic[M_in]):
             # A pad ends its lap, and `_next` takes none at the start of one: no second pass.
             self._consume(length)
         body = bytes(self._memory.u8[at + _HEAD : at + _HEAD + length])
-        self._consume(length)
         known = self._kinds.get(kind)
         if known is None:
             raise Broken(f"no message of this direction has kind {kind}")
         try:
-            return known.decode(body)
+            message = known.decode(body)
         except DecodeError as error:
             raise Broken(str(error)) from None
+        self._consume(length)
+        return message
 
     def _next(self) -> tuple[int, int, int] | None:
         """(kind, length of the body, where it starts) of the next record if it is whole."""
