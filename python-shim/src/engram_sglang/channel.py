@@ -94,7 +94,8 @@ class Memory:
         if os.fstat(fd).st_size < size:
             raise BadChannel("the memory is shorter than was said")
         self.size = size
-        self._map = mmap.mmap(fd, size)
+        # All pages at once, or the first lap would pay for them on the scheduler's thread.
+        self._map = mmap.mmap(fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self.u8 = memoryview(self._map)
         self.u32 = self.u8.cast("I")
         self.u64 = self.u8.cast("Q")

@@ -145,7 +145,8 @@ class Worker(object):
 
 
 class AdminStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """Over TCP each request carries the shared token; over a Unix socket the peer's credentials count.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -166,7 +167,8 @@ class AdminStub(object):
 
 
 class AdminServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """Over TCP each request carries the shared token; over a Unix socket the peer's credentials count.
+    """
 
     def Status(self, request, context):
         """What the daemon is and holds. Deadline: 2 s.
@@ -204,7 +206,8 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
-    """Missing associated documentation comment in .proto file."""
+    """Over TCP each request carries the shared token; over a Unix socket the peer's credentials count.
+    """
 
     @staticmethod
     def Status(request,
