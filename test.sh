@@ -135,6 +135,7 @@ stage_tools() {
             $([[ $tool == cargo-nextest ]] && echo --features=default-no-update) \
             --version "$version" "$tool" || return
     done
+    rm -rf -- "$target/tools/build"
 }
 
 # --- Stages -----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@
 #![deny(clippy::unwrap_used, clippy::indexing_slicing)]
 
 pub mod device;
+pub mod pool;
 pub mod proto;
 pub mod types;
 pub mod util;

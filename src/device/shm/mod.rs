@@ -45,8 +45,9 @@ use nix::{
     unistd::ftruncate,
 };
 
-/// Bytes copied at a time through a private buffer; stays in the first-level cache.
-const CHUNK: usize = 16 << 10;
+/// Bytes copied at a time through a private buffer: with what is read from it, it stays in the
+/// first-level cache.
+const CHUNK: usize = 8 << 10;
 
 /// A mapping of a sealed memfd, readable and writable, shared with whoever has the descriptor.
 pub struct SharedMap {
