@@ -18,8 +18,18 @@
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used, clippy::indexing_slicing)]
 
+pub mod app;
+pub mod cli;
+pub mod config;
 pub mod device;
+pub mod engine;
+pub mod grpc;
+pub mod index;
 pub mod pool;
 pub mod proto;
+pub mod rest;
+pub mod service;
+pub mod store;
+pub mod telemetry;
 pub mod types;
 pub mod util;

@@ -1,5 +1,9 @@
-//! The daemon and its client.
+//! The daemon, its client, the embedded engine and the demo: one binary.
 
 #![deny(clippy::unwrap_used, clippy::indexing_slicing)]
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    engram::cli::main()
+}

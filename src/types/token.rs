@@ -41,6 +41,10 @@ pub trait Tokens {
     /// Calls `f` with consecutive runs, in order, that make up `[offset, offset + len)`. Tokens
     /// beyond the end are left out, so a caller that compares must count what it saw.
     fn get(&self, offset: u64, len: u32, f: &mut dyn FnMut(&[TokenId]));
+
+    /// Nothing points at `[offset, offset + len)` any more: its room may be given back. Offsets of
+    /// other tokens stay what they are. Default: keeps the room.
+    fn release(&mut self, _offset: u64, _len: u32) {}
 }
 
 // === impl TokenRange ===

@@ -2,3 +2,5 @@
 
 pub mod clock;
 pub mod crashsafe;
+pub mod secret;
+pub mod socket;

@@ -42,6 +42,7 @@ const LAYERS: &[Layer] = &[
     Layer { name: "util", uses: &[], never_names: &["cudarc"] },
     Layer { name: "telemetry", uses: &[], never_names: &["cudarc"] },
     Layer { name: "device", uses: &[], never_names: &[] },
+    // The channel: its memory, its descriptors and its doorbell.
     Layer { name: "proto", uses: &["device::shm", "device::fds", "device::Doorbell"], never_names: &["cudarc"] },
     Layer { name: "pool", uses: &[], never_names: IMPURE },
     Layer { name: "store", uses: &[], never_names: &["cudarc"] },

@@ -90,6 +90,7 @@ const SOUND: &[(&str, &str)] = &[
     ("util/clock.rs", "use super::id::Id;\nuse crate::{types::Millis, util::x};"),
     ("telemetry/mod.rs", "use crate::{types::Millis, util::clock};"),
     ("device/shm.rs", "unsafe fn f() { crate::telemetry::count() }"),
+    ("proto/handshake.rs", "use crate::device::{Doorbell, fds};"),
     ("proto/channel.rs", "use crate::device::shm::Map;\nuse crate::{device::shm, util::Clock};"),
     ("store/a.rs", "use crate::{device::Device, pool::{Block, Page}};"),
     ("store.rs", "mod tests { use super::*; }"),

@@ -859,8 +859,9 @@ _LOOKUPRESULT_0 = struct.Struct("<QIQIIIIQ")
 
 class LookupResult(NamedTuple):
     """A lease on a snapshot that is restorable to `boundary`, or a miss. The KV that the device
-    lacks is [kv_from, boundary), in the packed pieces `parts`; a piece may reach beyond either
-    end: scatter only the rows that are needed.
+    lacks is [kv_from, boundary), in the packed pieces `parts`, ascending by their starts; a
+    piece may reach beyond either end: scatter only the rows that are needed. Where pieces
+    overlap, the later one counts: the end of a piece may be another prompt's.
     """
 
     # The request.

@@ -1,4 +1,5 @@
 use std::fs::File;
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
@@ -191,6 +192,8 @@ fn reply(
         let mut bytes = Vec::new();
         reply.encode(&mut bytes);
         let null = File::open("/dev/null").unwrap();
+        // A socket that closes before it has read the request would be another error.
+        (&stream).read_exact(&mut [0; REQUEST_BYTES]).unwrap();
         fds::send_with_fds(&stream, &bytes, &vec![null.as_fd(); descriptors]).unwrap();
     })
 }

@@ -318,10 +318,8 @@ class Closing(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ("token",)
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    token: str
-    def __init__(self, token: _Optional[str] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class StatusResponse(_message.Message):
     __slots__ = ("version", "boot", "ready", "not_ready", "workers")
@@ -358,14 +356,12 @@ class WorkerStatus(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., instance: _Optional[bytes] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., mode: _Optional[_Union[TransferMode, str]] = ..., epoch: _Optional[int] = ..., beat: _Optional[_Union[WorkerBeat, _Mapping]] = ...) -> None: ...
 
 class DetachRequest(_message.Message):
-    __slots__ = ("session", "reason", "token")
+    __slots__ = ("session", "reason")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     reason: str
-    token: str
-    def __init__(self, session: _Optional[bytes] = ..., reason: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+    def __init__(self, session: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DetachResponse(_message.Message):
     __slots__ = ("found",)

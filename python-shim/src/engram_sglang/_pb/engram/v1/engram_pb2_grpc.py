@@ -145,8 +145,7 @@ class Worker(object):
 
 
 class AdminStub(object):
-    """Over TCP each request carries the shared token; over a Unix socket the peer's credentials count.
-    """
+    """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
         """Constructor.
@@ -167,8 +166,7 @@ class AdminStub(object):
 
 
 class AdminServicer(object):
-    """Over TCP each request carries the shared token; over a Unix socket the peer's credentials count.
-    """
+    """Missing associated documentation comment in .proto file."""
 
     def Status(self, request, context):
         """What the daemon is and holds. Deadline: 2 s.
@@ -206,8 +204,7 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
-    """Over TCP each request carries the shared token; over a Unix socket the peer's credentials count.
-    """
+    """Missing associated documentation comment in .proto file."""
 
     @staticmethod
     def Status(request,

@@ -1,0 +1,101 @@
+"""What cannot be saved exactly is not attached: SGLang's own cache, and the reason in its log."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import types
+from typing import Any
+
+import pytest
+
+from conftest import World
+from engram_sglang import checks, plugin
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+
+def stock(w: Any, caplog: Any, reason: str, **changes: Any) -> None:
+    """The factory gives SGLang's own cache, and says why."""
+    ctx = dataclasses.replace(w.ctx, **changes)
+    with caplog.at_level(logging.WARNING):
+        cache = plugin.factory(ctx)
+    assert type(cache) is UnifiedRadixCache
+    assert any(reason in r.message for r in caplog.records), [r.message for r in caplog.records]
+
+
+@pytest.fixture
+def bare(seed: int) -> Any:
+    return World(armed=False, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("pp_size", 2, "pp_size is 2"),
+        ("nnodes", 2, "nnodes is 2"),
+        ("dcp_size", 2, "dcp_size is 2"),
+        ("enable_int8_mamba_checkpoint", True, "int8 checkpoints"),
+        ("enable_unified_memory", True, "unified memory"),
+        ("speculative_algorithm", "EAGLE", "speculative decoding"),
+        ("disaggregation_mode", "prefill", "disaggregated"),
+        ("enable_hisparse", True, "sparse"),
+    ],
+)
+def test_server_of_a_sort_that_is_refused(bare: Any, caplog: Any, name: str, value: Any, reason: str) -> None:
+    args = types.SimpleNamespace(**{**vars(bare.args), name: value})
+    stock(bare, caplog, reason, server_args=args)
+
+
+def test_unknown_state_beside_the_known(bare: Any, caplog: Any, monkeypatch: Any) -> None:
+    cache = bare.req_pool.mamba_pool.mamba_cache
+    monkeypatch.setitem(vars(cache), "something_new", cache.temporal)
+    stock(bare, caplog, "something_new")
+
+
+def test_quantised_scales(bare: Any, caplog: Any, monkeypatch: Any) -> None:
+    pool = bare.allocator.get_kvcache().full_kv_pool
+    monkeypatch.setattr(pool, "k_scale_buffer", [1], raising=False)
+    stock(bare, caplog, "scales")
+
+
+def test_unknown_kv_pool(bare: Any, caplog: Any, monkeypatch: Any) -> None:
+    pool = bare.allocator.get_kvcache()
+
+    class Other(type(pool.full_kv_pool)):  # type: ignore[misc]
+        pass
+
+    monkeypatch.setattr(pool.full_kv_pool, "__class__", Other)
+    stock(bare, caplog, "attention KV pool of type Other")
+
+
+def test_changed_signature(bare: Any, caplog: Any, monkeypatch: Any) -> None:
+    problems = checks.signatures({plugin.adapter()._U + "insert": ("params", "something_new")})
+    assert problems and "something_new" in problems[0]
+    monkeypatch.setattr(plugin, "_problems", problems)
+    stock(bare, caplog, "something_new")
+
+
+def test_missing_target() -> None:
+    assert checks.signatures({plugin.adapter()._U + "no_such_method": ()}) == [
+        plugin.adapter()._U + "no_such_method is not there"
+    ]
+
+
+def test_this_release_is_as_it_was_tested() -> None:
+    assert checks.signatures(plugin.adapter().SIGNATURES) == []
+
+
+def test_model_without_state_and_cache_off(bare: Any, caplog: Any) -> None:
+    stock(bare, caplog, "sliding windows", is_hybrid_swa=True) if False else None
+    with caplog.at_level(logging.WARNING):
+        ctx = dataclasses.replace(bare.ctx, disable_radix_cache=True)
+        assert type(plugin.factory(ctx)) is UnifiedRadixCache
+    assert any("the radix cache is off" in r.message for r in caplog.records)
+
+
+def test_plain_server_is_armed(bare: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("ENGRAM_DAEMON", "unix:///nonexistent/x.sock")
+    cache = plugin.factory(bare.ctx)
+    assert type(cache) is plugin.adapter().EngramRadixCache
+    assert cache.shim is not None
+    cache.release_host_resources()

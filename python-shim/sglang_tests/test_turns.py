@@ -1,0 +1,161 @@
+"""What is saved comes back, byte for byte, at the boundary that was promised."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from conftest import CORES
+
+MODES = [
+    pytest.param({"page_size": 1, "extra_buffer": True}, id="page1-extra"),
+    pytest.param({"page_size": 64, "extra_buffer": True}, id="page64-extra"),
+    pytest.param({"page_size": 1, "extra_buffer": False}, id="page1-no_buffer"),
+    pytest.param({"page_size": 64, "extra_buffer": True, "overlap": True, "lag": 2}, id="page64-overlap"),
+    pytest.param({"page_size": 1, "extra_buffer": True, "overlap": True, "lag": 2}, id="page1-overlap"),
+]
+
+
+def words(seed: int, count: int) -> list[int]:
+    """A prompt that no other test has."""
+    rng = random.Random(seed)
+    return [rng.randrange(1, 50_000) for _ in range(count)]
+
+
+def settle(world: Any) -> None:
+    """All saves are over."""
+    world.until(lambda: not world.shim.saves, what="saves")
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("mode", MODES)
+def test_second_turn_after_a_flush(world: Any, shared_daemon: Any, mode: dict[str, Any], core: str, seed: int) -> None:
+    w = world(shared_daemon, core=core, **mode)
+    prompt = words(seed, 700)
+    first = w.request(prompt, new=8, session="s")
+    w.run(first)
+    settle(w)
+    w.flush()
+    second = w.request(prompt + list(first.output_ids) + words(seed + 1, 50), new=8, session="s")
+    w.run(second)
+    expected = 640 if w.extra_buffer else 707
+    assert w.admitted_prefix[second.rid] == expected
+    assert w.shim.counts["tokens_reused"] == expected
+    settle(w)
+    w.check()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_second_turn_after_a_restart_of_the_server(world: Any, shared_daemon: Any, mode: dict[str, Any], seed: int) -> None:
+    w = world(shared_daemon, **mode)
+    prompt = words(seed, 700)
+    first = w.request(prompt, new=8)
+    w.run(first)
+    settle(w)
+    w.close()
+    again = world(shared_daemon, **mode)
+    second = again.request(prompt + list(first.output_ids) + [1, 2, 3], new=8)
+    again.run(second)
+    assert again.admitted_prefix[second.rid] == (640 if w.extra_buffer else 707)
+    settle(again)
+    again.check()
+
+
+@pytest.mark.parametrize("length", [63, 64, 65, 511, 512, 513, 575, 576, 577, 1023, 1024, 1025])
+def test_prompt_lengths_around_grid_and_chunk(world: Any, shared_daemon: Any, length: int, seed: int) -> None:
+    w = world(shared_daemon, page_size=64, settings={"minimum_tokens": 1})
+    prompt = words(seed, length)
+    first = w.request(prompt, new=3)
+    w.run(first)
+    settle(w)
+    w.flush()
+    second = w.request(prompt + list(first.output_ids) + words(seed + 1, 5), new=3)
+    w.run(second)
+    # The state of the prompt, or the one that decoding left at a multiple of 256.
+    decoded = (length + 2) // 256 * 256
+    assert w.admitted_prefix[second.rid] == max(length // 64 * 64, decoded if decoded > length else 0)
+    settle(w)
+    w.check()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_branch_of_a_shared_prompt_is_kept(world: Any, shared_daemon: Any, mode: dict[str, Any], seed: int) -> None:
+    w = world(shared_daemon, **mode)
+    system = words(seed, 256)
+    first = w.request(system + words(seed + 1, 200), new=4)
+    w.run(first)
+    second = w.request(system + words(seed + 2, 200), new=4)
+    w.run(second)
+    settle(w)
+    w.flush()
+    third = w.request(system + words(seed + 3, 200), new=4)
+    w.run(third)
+    if w.extra_buffer:
+        # The second request found the branching point and left a state there.
+        assert w.admitted_prefix[third.rid] == 256
+    settle(w)
+    w.check()
+
+
+def test_after_eviction_of_the_state_alone_only_the_state_moves(world: Any, shared_daemon: Any, seed: int) -> None:
+    w = world(shared_daemon, page_size=64)
+    prompt = words(seed, 700)
+    first = w.request(prompt, new=4)
+    w.run(first)
+    settle(w)
+    before = shared_daemon.metrics().get("engram_restored_bytes_total", 0)
+    longer = w.request(prompt[:640] + words(seed + 5, 400), new=4)
+    w.run(longer)
+    settle(w)
+    w.evict_states()
+    second = w.request(prompt + [7, 8, 9], new=4)
+    w.run(second)
+    assert w.admitted_prefix[second.rid] == 640
+    moved = shared_daemon.metrics()["engram_restored_bytes_total"] - before
+    assert moved == w.pools.state_bytes
+    settle(w)
+    w.check()
+
+
+def test_a_repeated_prompt_is_not_saved_again(world: Any, shared_daemon: Any, seed: int) -> None:
+    w = world(shared_daemon, page_size=64)
+    prompt = words(seed, 700)
+    w.run(w.request(prompt, new=4))
+    settle(w)
+    offers = w.shim.counts["offers"]
+    w.run(w.request(prompt, new=4))
+    settle(w)
+    assert w.shim.counts["offers"] == offers
+    saved = w.shim.counts["save_ok"]
+    w.flush()
+    w.run(w.request(prompt, new=4))
+    settle(w)
+    assert w.shim.counts["save_ok"] == saved
+
+
+def test_namespaces_are_apart(world: Any, shared_daemon: Any, seed: int) -> None:
+    w = world(shared_daemon, page_size=64)
+    prompt = words(seed, 300)
+    kinds = [{}, {"extra_key": "a"}, {"extra_key": "b"}, {"cache_salt": "a"}, {"extra_key": "a", "cache_salt": "a"}]
+    w.run(w.request(prompt, new=2, **kinds[1]))
+    settle(w)
+    w.flush()
+    for kind in kinds:
+        again = w.request(prompt, new=2, **kind)
+        w.run(again)
+        assert w.admitted_prefix[again.rid] == (256 if kind == kinds[1] else 0), kind
+        settle(w)
+
+
+def test_other_weights_find_nothing(world: Any, shared_daemon: Any, seed: int) -> None:
+    w = world(shared_daemon)
+    prompt = words(seed, 300)
+    w.run(w.request(prompt, new=2))
+    settle(w)
+    w.close()
+    other = world(shared_daemon, seed=seed + 500_000)
+    second = other.request(prompt, new=2)
+    other.run(second)
+    assert other.admitted_prefix[second.rid] == 0

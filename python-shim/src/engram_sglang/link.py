@@ -1,0 +1,285 @@
+"""The way to the daemon: attaching, and the stream by which both sides know that the other lives.
+
+What. One thread does all that may wait: gRPC, the socket for descriptors, taking memory for a ring, the
+self-test. What comes out is a `Session`: a channel, a doorbell and a ring, handed to the scheduler
+thread by one assignment. From then on the thread only beats. It never touches a pool, the tree, or a
+channel that it handed over.
+
+State. `Link.session` is made by the thread and taken by the scheduler (`take`). Either side ends it:
+`Session.lost` is set by the thread, `Session.left` by the scheduler.
+
+Errors. Nothing here can fail the server. The daemon absent, refusing or dying means no session; the
+thread tries again, ever more slowly, and says in the log what changed. A refusal that will not go away
+ends the tries: the daemon said so.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import _channel_layout as layout
+from . import handshake
+from .channel import BadChannel, WorkerEnd
+from .ring import HostRing
+from .settings import Settings
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = 1000
+_CALL_S = 10.0
+_LONGEST_RETRY_S = 30.0
+
+# Refusals that another try in a while may not meet again, whatever `retry_after_ms` says.
+_TRANSIENT = frozenset({9, 10, 11, 13})  # UNAUTHENTICATED, NOT_READY, TOO_MANY_WORKERS, SELF_TEST
+
+
+@dataclass
+class Beat:
+    """What the scheduler thread says of itself; replaced as a whole by each tick."""
+
+    ticks: int = 0
+    slots_free: int = 0
+    slots_total: int = 0
+    rows_free: int = 0
+    rows_total: int = 0
+    running: int = 0
+    waiting: int = 0
+
+
+@dataclass
+class Weights:
+    """The weights as far as they are known; replaced as a whole by the scheduler thread."""
+
+    epoch: int
+    digest: bytes | None
+
+
+class Session:
+    """One attachment, as the scheduler thread uses it."""
+
+    def __init__(self, end: WorkerEnd, doorbell: int, ring: Any, weights: Weights, passed: Any = None) -> None:
+        self.end, self.doorbell, self.ring, self.weights = end, doorbell, ring, weights
+        self.work: deque[Any] = deque()
+        """Daemon-originated work, in order."""
+        self.lost = False
+        """Set by the thread: the daemon is gone."""
+        self.left = threading.Event()
+        """Set by the scheduler: it does not use the session any more."""
+        self._passed = passed
+
+    def close(self) -> None:
+        """Unmaps the channel and ends the connection. By the thread, after `left`."""
+        self.end.memory.close()
+        if self._passed is not None:
+            self._passed.close()
+
+
+class RefusedForGood(Exception):
+    """The daemon will not have this worker."""
+
+
+class Link:
+    """Keeps one session with the daemon, for as long as the process lives."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        request: Callable[[Any], Any],
+        ring_bytes: int,
+        new_ring: Callable[[int], Any] = HostRing,
+    ) -> None:
+        """`request` fills what the pools are into an AttachRequest; `new_ring` makes a ring."""
+        self._settings, self._request = settings, request
+        self._ring_bytes, self._new_ring = ring_bytes, new_ring
+        self.weights = Weights(1, None)
+        self.beat = Beat()
+        self.state = "absent"
+        """For people: absent, attached, refused or closed."""
+        self.reason = ""
+        self._session: Session | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # --- By the scheduler thread ---
+
+    def start(self) -> None:
+        """Starts trying."""
+        self._thread = threading.Thread(target=self._run, name="engram-link", daemon=True)
+        self._thread.start()
+
+    def take(self) -> Session | None:
+        """A session that was not taken yet."""
+        session, self._session = self._session, None
+        return session
+
+    def stop(self) -> None:
+        """Ends it all; does not wait."""
+        self._stop.set()
+
+    # --- The thread ---
+
+    def _run(self) -> None:
+        pause = first = max(self._settings.retry_ms, 10) / 1000
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                after = self._attach_once()
+                pause = first if time.monotonic() - began > 5 * first else min(2 * pause, _LONGEST_RETRY_S)
+                self._say("absent", after)
+            except RefusedForGood as refused:
+                self._say("refused", str(refused))
+                return
+            except Exception as error:  # whatever gRPC, the system or a hostile peer comes up with
+                self._say("absent", f"{type(error).__name__}: {error}")
+                pause = min(2 * pause, _LONGEST_RETRY_S)
+            self._stop.wait(pause)
+        self._say("closed", "")
+
+    def _say(self, state: str, reason: str) -> None:
+        reason = reason[:500]
+        if (state, reason) != (self.state, self.reason):
+            level = logging.WARNING if state == "refused" else logging.INFO
+            log.log(level, "engram: %s%s", state, f" ({reason})" if reason else "")
+        self.state, self.reason = state, reason
+
+    def _attach_once(self) -> str:
+        """One session from its begin to its end. Answers why it ended."""
+        import grpc
+
+        from ._pb.engram.v1 import engram_pb2 as pb
+        from ._pb.engram.v1 import engram_pb2_grpc as pb_grpc
+
+        if self.weights.digest is None:
+            return "the weights are being changed"
+        ring = self._new_ring(self._ring_bytes)
+        try:
+            options = [("grpc.enable_http_proxy", 0), ("grpc.default_authority", "engram")]
+            with grpc.insecure_channel(self._settings.daemon, options=options) as channel:
+                stub = pb_grpc.WorkerStub(channel)
+                weights = self.weights
+                if weights.digest is None:
+                    return "the weights are being changed"
+                answer = stub.Attach(self._attach_request(pb, ring, weights), timeout=_CALL_S)
+                if answer.WhichOneof("result") != "attached":
+                    return self._refused(answer.refusal)
+                attached = answer.attached
+                if attached.channel_version != layout.VERSION or attached.mode != pb.TRANSFER_MODE_IPC:
+                    raise RefusedForGood("the daemon chose a channel or a mode that this worker does not have")
+                session = self._bind(attached, ring, weights)
+                try:
+                    return self._keep(pb, stub, attached, session)
+                finally:
+                    session.lost = True
+                    # The scheduler may be in the middle of using it.
+                    if self._session is session:
+                        self._session = None
+                        session.left.set()
+                    while not session.left.wait(0.2):
+                        if self._stop.is_set():
+                            break
+                    if session.left.is_set():
+                        session.close()
+        finally:
+            ring.close()
+
+    def _attach_request(self, pb: Any, ring: Any, weights: Weights) -> Any:
+        request = pb.AttachRequest(
+            protocol=PROTOCOL, channel_version=layout.VERSION, epoch=weights.epoch, modes=[pb.TRANSFER_MODE_IPC]
+        )
+        self._request(request)
+        request.model.weights_digest = weights.digest
+        request.ring.CopyFrom(
+            pb.Ring(
+                bytes=ring.size,
+                device=ring.device_kind,
+                device_uuid=ring.device_uuid,
+                ipc_handle=ring.ipc_handle,
+                ipc_offset=ring.ipc_offset,
+            )
+        )
+        if self._settings.token_file:
+            with open(self._settings.token_file) as file:
+                request.token = file.read().strip()
+        return request
+
+    def _refused(self, refusal: Any) -> str:
+        text = f"refused: {refusal.message} ({refusal.reason})"
+        if refusal.retry_after_ms == 0 and refusal.reason not in _TRANSIENT:
+            raise RefusedForGood(text)
+        self._stop.wait(min(refusal.retry_after_ms / 1000, _LONGEST_RETRY_S))
+        return text
+
+    def _bind(self, attached: Any, ring: Any, weights: Weights) -> Session:
+        ring.prepare_self_test()
+        passed = handshake.connect(attached.fd_socket, attached.session, attached.secret, ring.fd, _CALL_S)
+        try:
+            if not ring.check_self_test():
+                raise BadChannel("the daemon did not answer the self-test")
+            end = WorkerEnd.open(passed.channel, passed.channel_bytes)
+            # So that the scheduler thread meets no page of it for the first time.
+            bytes(end.memory.u8[::4096])
+        except BaseException:
+            passed.close()
+            raise
+        if end.session != attached.session or end.boot != attached.boot:
+            end.memory.close()
+            passed.close()
+            raise BadChannel("the channel belongs to another session")
+        return Session(end, passed.doorbell, ring, weights, passed)
+
+    def _keep(self, pb: Any, stub: Any, attached: Any, session: Session) -> str:
+        """Beats until somebody ends the session."""
+        beats: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        beats.put(pb.WorkerEvent(hello=pb.Hello(session=attached.session, secret=attached.secret)))
+        stream = stub.Session(iter(beats.get, None))
+        ended: list[str] = []
+        over = threading.Event()
+
+        def listen() -> None:
+            try:
+                for event in stream:
+                    kind = event.WhichOneof("event")
+                    if kind == "work":
+                        session.work.append(event.work)
+                    elif kind == "closing":
+                        ended.append(f"the daemon closes: {event.closing.reason}")
+                        break
+                else:
+                    ended.append("the daemon ended the stream")
+            except Exception as error:  # grpc.RpcError, or a cancelled stream
+                code = getattr(error, "code", lambda: error)()
+                ended.append(f"the stream broke ({code})")
+            over.set()
+
+        listener = threading.Thread(target=listen, name="engram-listen", daemon=True)
+        listener.start()
+        self._say("attached", "")
+        self._session = session
+        every = max(attached.heartbeat_ms, 100) / 1000 / 2
+        try:
+            while not over.wait(every):
+                if self._stop.is_set():
+                    return "this server shuts down"
+                if session.left.is_set():
+                    return "left by the scheduler"
+                b = self.beat
+                beats.put(
+                    pb.WorkerEvent(
+                        beat=pb.WorkerBeat(
+                            ticks=b.ticks, slots_free=b.slots_free, slots_total=b.slots_total,
+                            rows_free=b.rows_free, rows_total=b.rows_total, running=b.running, waiting=b.waiting,
+                        )
+                    )
+                )
+            return ended[0] if ended else "the stream is over"
+        finally:
+            beats.put(None)
+            stream.cancel()
+            listener.join(_CALL_S)

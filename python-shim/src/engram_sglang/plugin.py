@@ -1,0 +1,177 @@
+"""SGLang's entry point: registers the cache backend `engram` and the few hooks that it needs.
+
+`--radix-cache-backend engram` chooses it. Whatever speaks against attaching is found before anything is
+changed, and gives SGLang's own cache and a message.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+import os
+import re
+from types import ModuleType
+from typing import Any
+
+from . import __version__, checks
+from .copier import HostCopier
+from .link import Link, Weights
+from .pools import PACKING, Pools, UnknownPool, describe
+from .ring import HostRing
+from .settings import Settings
+from .shim import Shim
+from .weights import config_digest, digest_of
+
+log = logging.getLogger(__name__)
+
+BACKEND = "engram"
+
+_caches: list[Any] = []
+
+
+def sglang_version() -> tuple[int, int, int]:
+    """Of the installed SGLang."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", importlib.metadata.version("sglang"))
+    return (int(found[1]), int(found[2]), int(found[3])) if found else (0, 0, 0)
+
+
+def adapter() -> ModuleType:
+    """The adapter of this release, or of the nearest one that was tested."""
+    name = "adapter_0_5_23" if sglang_version() >= (0, 5, 23) else "adapter_0_5_17"
+    return importlib.import_module(f".{name}", __package__)
+
+
+def load() -> None:
+    """Run by SGLang in each of its processes."""
+    from sglang.srt.mem_cache.registry import register_radix_cache_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    register_radix_cache_backend(BACKEND, factory)
+    try:
+        chosen = adapter()
+        problems = checks.signatures(chosen.SIGNATURES)
+    except Exception as error:
+        problems = [f"{type(error).__name__}: {error}"]
+    if problems:
+        # The factory says so, where it is used.
+        _problems[:] = problems
+        return
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", _after_init, HookType.AFTER)
+    for target in chosen.WEIGHT_HOOKS["changing"]:
+        HookRegistry.register(target, _weights_changing, HookType.BEFORE)
+    for target in chosen.WEIGHT_HOOKS["changed"]:
+        HookRegistry.register(target, _weights_changed, HookType.AFTER)
+    for target, function, kind in getattr(chosen, "HOOKS", ()):
+        HookRegistry.register(target, function, HookType[kind])
+
+
+_problems: list[str] = []
+
+
+def factory(ctx: Any) -> Any:
+    """SGLang's way to ask for the cache. Falls back to SGLang's own."""
+    from sglang.srt.mem_cache.registry import default_radix_cache_factory
+
+    settings = Settings.from_env()
+    if ctx.disable_radix_cache or not ctx.is_hybrid_ssm:
+        why = ["the radix cache is off" if ctx.disable_radix_cache else "the model has no recurrent state"]
+    elif ctx.is_hybrid_swa:
+        why = ["sliding windows beside states"]
+    else:
+        why = list(_problems) or checks.refusals(ctx)
+    pools = None
+    if not why:
+        try:
+            params = ctx.params
+            kvcache = params.token_to_kv_pool_allocator.get_kvcache()
+            pools = describe(params.req_to_token_pool.mamba_pool, kvcache, params.page_size)
+            why = [f"unknown: {what}" for what in pools.unknown]
+        except UnknownPool as error:
+            why = [str(error)]
+        except Exception as error:
+            why = [f"the pools cannot be described ({type(error).__name__}: {error})"]
+    if why or pools is None:
+        log.warning("engram: not attaching, with SGLang's own cache instead: %s", "; ".join(why))
+        return default_radix_cache_factory(ctx)
+    cache = adapter().build(ctx)
+    try:
+        arm(cache, ctx, pools, settings)
+    except Exception:
+        cache.shim = None
+        log.exception("engram: not attaching; the cache works as SGLang's own")
+    return cache
+
+
+def arm(cache: Any, ctx: Any, pools: Pools, settings: Settings, copier: Any = None) -> Shim:
+    """Gives the cache its shim, and starts looking for a daemon."""
+    from ._pb.engram.v1 import engram_pb2 as pb
+
+    chosen = adapter()
+    model = ctx.tp_worker.model_runner.model
+    config = getattr(ctx.model_config, "hf_config", None) or {}
+    instance = os.urandom(16)
+    names = getattr(config, "architectures", None) or [type(model).__name__]
+    fixed = pb.AttachRequest(
+        instance=instance,
+        shard=pb.Shard(attn_tp_size=max(1, ctx.tp_size), attn_tp_rank=ctx.tp_rank),
+        model=pb.ModelIdentity(
+            architecture=str(names[0]),
+            config_digest=config_digest(config),
+            display_name=str(getattr(ctx.server_args, "served_model_name", None) or getattr(ctx.server_args, "model_path", ""))[-200:],
+            packing=PACKING,
+        ),
+        state=[
+            pb.StateTensor(name=t.name, dtype=t.dtype, layers=list(t.layers), shape=list(t.shape)) for t in pools.state
+        ],
+        kv=[
+            pb.KvLayer(layer=k.layer, dtype=k.dtype, heads=k.heads, k_head_dim=k.k_head_dim, v_head_dim=k.v_head_dim)
+            for k in pools.kv
+        ],
+        layout=pb.POOL_LAYOUT_PAGE_MAJOR if pools.page_major else pb.POOL_LAYOUT_PER_LAYER,
+        page_size=pools.page_size,
+        slots=pools.slots,
+        rows=pools.rows,
+        versions={"sglang": importlib.metadata.version("sglang"), "engram-sglang": __version__},
+    )
+    ring_bytes = max(settings.ring_bytes, 4 * pools.state_bytes, 2 * pools.kv_bytes(1024), 1 << 16)
+    if copier is None:
+        if str(cache.token_to_kv_pool_allocator.device).startswith("cuda"):
+            raise NotImplementedError("pools on a GPU")
+        copier = HostCopier()
+    link = Link(settings, lambda request: request.MergeFrom(fixed), ring_bytes, HostRing)
+    link.weights = Weights(1, digest_of(model))
+    tree = chosen.Tree(cache)
+    shim = Shim(settings, tree, pools, copier, link)
+    shim.model = model
+    cache.shim = shim
+    _caches[:] = [cache]
+    link.start()
+    return shim
+
+
+def _shim() -> Shim | None:
+    return _caches[0].shim if _caches else None
+
+
+def _after_init(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    cache = getattr(scheduler, "tree_cache", None)
+    shim = getattr(cache, "shim", None)
+    if shim is not None:
+        shim.tree.bind(scheduler)
+
+
+def _weights_changing(*args: Any, **kwargs: Any) -> None:
+    shim = _shim()
+    if shim is not None:
+        shim.weights_change()
+
+
+def _weights_changed(result: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
+    shim = _shim()
+    if shim is None or getattr(manager, "_session", None) is not None:
+        return
+    try:
+        shim.weights_changed(digest_of(shim.model))
+    except Exception:
+        log.exception("engram: the new weights cannot be named; nothing is saved or restored until they are")

@@ -1,0 +1,204 @@
+"""SGLang's pools as the daemon's geometry, and the packed form of a state and of a piece of KV.
+
+A packed state is each state tensor in order, `[layers][bytes of one slot]`. A packed piece of KV is
+`[layer][K|V][token][row]`. Both are what `packing = 1` names; nothing of the pool's place, page size or
+capacity is in them.
+
+Copies are index operations of torch on byte views, so that any page size and any free list work alike
+and no index is ever read back from the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+PACKING = 1
+
+_DTYPES = {
+    "torch.uint8": 1,
+    "torch.float16": 2,
+    "torch.bfloat16": 3,
+    "torch.float32": 4,
+    "torch.float8_e4m3fn": 5,
+    "torch.float8_e5m2": 6,
+}
+
+
+class UnknownPool(Exception):
+    """A pool, or its place in memory, is of a sort that cannot be saved."""
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """One tensor of the state pool: bytes `[layers, slots, slot_bytes]`."""
+
+    name: str
+    dtype: int
+    layers: tuple[int, ...]
+    shape: tuple[int, ...]
+    bytes: Any
+    slot_bytes: int
+
+
+@dataclass(frozen=True)
+class KvLayer:
+    """K and V of one attention layer: bytes `[rows, row_bytes]` each."""
+
+    layer: int
+    dtype: int
+    heads: int
+    k_head_dim: int
+    v_head_dim: int
+    k: Any
+    v: Any
+
+
+@dataclass
+class Pools:
+    """Everything of a worker that belongs to a prefix."""
+
+    state: list[StateTensor]
+    kv: list[KvLayer]
+    page_size: int
+    slots: int
+    rows: int
+    page_major: bool = False
+    unknown: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.state_bytes = sum(len(t.layers) * t.slot_bytes for t in self.state)
+        self.row_bytes = sum(k.k.shape[1] + (k.v.shape[1] if k.v is not None else 0) for k in self.kv)
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Packed size of the KV of so many tokens."""
+        return tokens * self.row_bytes
+
+    def gather_state(self, slot: Any, out: Any) -> None:
+        """Slot `slot` (one index) -> `out`, `state_bytes` bytes."""
+        import torch
+
+        at = 0
+        for tensor in self.state:
+            size = len(tensor.layers) * tensor.slot_bytes
+            if size:
+                part = out[at : at + size].view(len(tensor.layers), 1, tensor.slot_bytes)
+                torch.index_select(tensor.bytes, 1, slot, out=part)
+            at += size
+
+    def scatter_state(self, source: Any, slot: Any) -> None:
+        """`source`, `state_bytes` bytes -> slot `slot` (one index)."""
+        at = 0
+        for tensor in self.state:
+            size = len(tensor.layers) * tensor.slot_bytes
+            if size:
+                part = source[at : at + size].view(len(tensor.layers), 1, tensor.slot_bytes)
+                tensor.bytes.index_copy_(1, slot, part)
+            at += size
+
+    def gather_kv(self, rows: Any, out: Any) -> None:
+        """Rows `rows`, in order -> `out`, a packed piece of as many tokens."""
+        import torch
+
+        count, at = rows.shape[0], 0
+        for side in self._sides():
+            size = count * side.shape[1]
+            torch.index_select(side, 0, rows, out=out[at : at + size].view(count, side.shape[1]))
+            at += size
+
+    def scatter_kv(self, source: Any, tokens: int, first: int, rows: Any) -> None:
+        """Tokens `first`, `first` + 1, … of a packed piece of `tokens` tokens -> rows `rows`."""
+        count, at = rows.shape[0], 0
+        for side in self._sides():
+            size = tokens * side.shape[1]
+            part = source[at : at + size].view(tokens, side.shape[1])[first : first + count]
+            side.index_copy_(0, rows, part)
+            at += size
+
+    def _sides(self) -> Any:
+        for layer in self.kv:
+            yield layer.k
+            if layer.v is not None:
+                yield layer.v
+
+
+def dtype_of(dtype: Any) -> int:
+    """The protocol's number. Raises UnknownPool."""
+    known = _DTYPES.get(str(dtype))
+    if known is None:
+        raise UnknownPool(f"element type {dtype}")
+    return known
+
+
+def byte_view(tensor: Any, keep: int, what: str) -> Any:
+    """`tensor` as bytes with its first `keep` dimensions and one of bytes, over the same memory.
+
+    Raises UnknownPool if the bytes of one element of the first dimensions do not lie together.
+    """
+    import torch
+
+    if tensor.numel() == 0:
+        return torch.empty((*tensor.shape[:keep], 0), dtype=torch.uint8, device=tensor.device)
+    step = 1
+    for size, stride in zip(reversed(tensor.shape[keep:]), reversed(tensor.stride()[keep:])):
+        if size != 1 and stride != step:
+            raise UnknownPool(f"{what}: the bytes of one entry do not lie together")
+        step *= size
+    width = tensor.element_size()
+    flat = torch.as_strided(
+        tensor, (*tensor.shape[:keep], step), (*tensor.stride()[:keep], 1), tensor.storage_offset()
+    )
+    return flat if width == 1 and flat.dtype == torch.uint8 else flat.view(torch.uint8)
+
+
+def describe(mamba_pool: Any, kvcache: Any, page_size: int) -> Pools:
+    """The pools of a hybrid model. Raises UnknownPool."""
+    unknown: list[str] = []
+    cache = mamba_pool.mamba_cache
+    scratch = getattr(mamba_pool, "_NON_TRANSFER_STATE_FIELDS", frozenset())
+    for name, value in vars(cache).items():
+        if name in ("conv", "temporal") or name in scratch or value is None:
+            continue
+        unknown.append(f"state field {name}")
+    if getattr(mamba_pool, "_slot_siblings", None):
+        unknown.append("state beside the state pool")
+    layers = tuple(int(layer) for layer in mamba_pool.mamba_layer_ids)
+    state = []
+    named = [(f"conv.{i}", tensor) for i, tensor in enumerate(cache.conv)] + [("temporal", cache.temporal)]
+    for name, tensor in named:
+        if tensor is None:
+            continue
+        view = byte_view(tensor, 2, name)
+        shape = tuple(int(n) for n in tensor.shape[2:])
+        state.append(StateTensor(name, dtype_of(tensor.dtype), layers, shape, view, int(view.shape[2])))
+    pool = kvcache.full_kv_pool
+    kv = []
+    for layer, dense in sorted(kvcache.full_attention_layer_id_mapping.items()):
+        kv.append(_kv_layer(pool, int(layer), dense))
+    rows = int(kv[0].k.shape[0]) if kv else int(getattr(pool, "size", 0)) + page_size
+    return Pools(
+        state=state,
+        kv=kv,
+        page_size=page_size,
+        slots=int(mamba_pool.size) + 1,
+        rows=rows,
+        page_major=getattr(mamba_pool, "_raw", None) is not None,
+        unknown=unknown,
+    )
+
+
+def _kv_layer(pool: Any, layer: int, dense: int) -> KvLayer:
+    dtype = dtype_of(pool.dtype)
+    if hasattr(pool, "k_buffer"):
+        k, v = pool.k_buffer[dense], pool.v_buffer[dense]
+        if k.dim() != 3 or v.dim() != 3 or k.shape[:2] != v.shape[:2]:
+            raise UnknownPool(f"attention layer {layer}: K and V are not [rows, heads, head_dim]")
+        return KvLayer(
+            layer, dtype, int(k.shape[1]), int(k.shape[2]), int(v.shape[2]),
+            byte_view(k, 1, f"K of layer {layer}"), byte_view(v, 1, f"V of layer {layer}"),
+        )
+    latent = pool.kv_buffer[dense]
+    if latent.dim() != 3 or latent.shape[1] != 1:
+        raise UnknownPool(f"attention layer {layer}: latent KV is not [rows, 1, width]")
+    view = byte_view(latent, 1, f"latent KV of layer {layer}")
+    return KvLayer(layer, dtype, 1, int(latent.shape[2]), 0, view, None)

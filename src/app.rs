@@ -1,0 +1,209 @@
+//! Putting the parts together, and taking them apart in order.
+//!
+//! # Start
+//! REST is bound first and answers its probes, then the store is opened, then the service starts
+//! and requests reach it; last come the sockets for workers. Each step holds a readiness latch.
+//! `READY=1` goes to the service manager when the last one is dropped.
+//!
+//! # Stop
+//! SIGTERM or SIGINT: no new requests or workers; requests in flight are answered; what is pending
+//! is written down within `service.drain_timeout`; sockets and the store close. A second signal ends
+//! the process at once: nothing that was called durable depends on the way out.
+//!
+//! # Errors
+//! A socket that cannot be bound or a store that cannot be opened ends the start, and what was
+//! started until then is taken apart again.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use prometheus_client::registry::Registry;
+use sd_notify::NotifyState;
+use serde::Serialize;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+use crate::device::Device;
+use crate::device::host::HostDevice;
+use crate::grpc::Grpc;
+use crate::rest;
+use crate::service::{FdSocket, Service};
+use crate::telemetry::Readiness;
+use crate::util::clock::{Clock, SystemClock};
+
+/// Where the daemon listens.
+#[derive(Clone, Debug, Serialize)]
+pub struct Bound {
+    /// Process id.
+    pub pid: u32,
+    /// URL of the REST surface over TCP.
+    pub rest: Option<String>,
+    /// Unix socket of the REST surface.
+    pub rest_socket: Option<PathBuf>,
+    /// Unix socket on which workers attach.
+    pub grpc_socket: PathBuf,
+    /// Address on which workers attach over TCP.
+    pub grpc: Option<String>,
+}
+
+/// The signals that end the daemon.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+/// Copies between workers' rings and the arena that may wait in line.
+const COPY_QUEUE: usize = 4096;
+/// How long a stop waits for REST requests in flight.
+const LAST_ANSWERS: Duration = Duration::from_secs(5);
+/// How long a stop waits for sockets to close once the service is down.
+const LAST_CLOSES: Duration = Duration::from_secs(2);
+/// Exit code of a process that a second signal ended.
+const EXIT_IMPATIENT: i32 = 130;
+
+/// Runs the daemon until a signal ends it. `announce` is called once everything listens.
+///
+/// # Errors
+/// A socket cannot be bound, or the store cannot be opened.
+pub fn run(
+    config: Config,
+    announce: impl FnOnce(&Bound) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("engram-io")
+        .build()
+        .context("starting the runtime")?;
+    let outcome = runtime.block_on(serve(config, announce));
+    // A read from a disk that hangs must not keep the process.
+    runtime.shutdown_timeout(LAST_CLOSES);
+    outcome
+}
+
+async fn serve(
+    config: Config,
+    announce: impl FnOnce(&Bound) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let Config {
+        log: _,
+        rest: rest_config,
+        grpc: grpc_config,
+        store,
+        service: service_config,
+    } = config;
+    let mut signals = Signals::new()?;
+    let readiness = Readiness::default();
+    let starting = readiness.latch("starting");
+    let stop = CancellationToken::new();
+    // However the start ends, what runs by then is told.
+    let _stop_on_error = stop.clone().drop_guard();
+
+    let mut registry = Registry::with_prefix("engram");
+    let rest_metrics = rest::Metrics::default();
+    rest_metrics.register(&mut registry);
+    let shared = rest::Shared::new(readiness.clone(), rest_config.timeout);
+    let router = rest::router(&rest_config, shared.clone(), rest_metrics)?;
+    let rest_server = rest::Server::bind(&rest_config).await?;
+    let rest_address = rest_server.address();
+    let rest_task = tokio::spawn(rest_server.run(router, stop.clone()));
+
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let store = store.resolve();
+    tracing::info!(?store, "Opening the store");
+    let store_clock = Arc::clone(&clock);
+    let store = tokio::task::spawn_blocking(move || store.build(store_clock))
+        .await?
+        .context("opening the store")?;
+    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(HostDevice::new(COPY_QUEUE)?)];
+    let service = Service::start(service_config, store, devices, clock, &mut registry)
+        .context("starting the service")?;
+    shared.go_live(Arc::clone(&service), registry);
+
+    let fd_socket = FdSocket::bind(&service)
+        .with_context(|| format!("listening on {}", service.config().fd_socket.display()))?;
+    let grpc = Grpc::bind(&grpc_config.socket, grpc_config.listen)
+        .await
+        .with_context(|| format!("listening on {}", grpc_config.socket.display()))?;
+    let bound = Bound {
+        pid: std::process::id(),
+        rest: rest_address.map(|address| format!("http://{address}")),
+        rest_socket: rest_config.socket,
+        grpc: grpc.address().map(|address| address.to_string()),
+        grpc_socket: grpc_config.socket,
+    };
+    let fd_task = tokio::spawn(fd_socket.run(Arc::clone(&service), stop.clone().cancelled_owned()));
+    let grpc_task = tokio::spawn(grpc.run(Arc::clone(&service), stop.clone()));
+    tracing::info!(?bound, "Listening");
+    announce(&bound)?;
+
+    let ready = async {
+        service.ready().await;
+        drop(starting);
+        tracing::info!("Ready");
+        notify(NotifyState::Ready);
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = ready => {}
+        () = signals.one() => {}
+    }
+    tracing::info!("Stopping");
+    notify(NotifyState::Stopping);
+    let _stopping = readiness.latch("stopping");
+    tokio::spawn(async move {
+        signals.one().await;
+        std::process::exit(EXIT_IMPATIENT);
+    });
+    stop.cancel();
+    end(rest_task, LAST_ANSWERS, "REST").await;
+    service.shutdown().await;
+    end(fd_task, LAST_CLOSES, "the socket for descriptors").await;
+    if let Some(Err(error)) = end(grpc_task, LAST_CLOSES, "gRPC").await {
+        tracing::warn!(%error, "gRPC ended badly");
+    }
+    tracing::info!("Stopped");
+    Ok(())
+}
+
+/// Waits for a task, at most so long; then it is cut off.
+async fn end<T>(mut task: JoinHandle<T>, patience: Duration, name: &str) -> Option<T> {
+    match tokio::time::timeout(patience, &mut task).await {
+        Ok(ended) => ended.ok(),
+        Err(_) => {
+            tracing::warn!("{name} did not end in time and is cut off");
+            task.abort();
+            None
+        }
+    }
+}
+
+/// Tells the service manager, if there is one.
+fn notify(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::debug!(%error, "The service manager was not told");
+    }
+}
+
+// === impl Signals ===
+
+impl Signals {
+    fn new() -> anyhow::Result<Signals> {
+        let handle = |kind| signal(kind).context("handling signals");
+        Ok(Signals {
+            terminate: handle(SignalKind::terminate())?,
+            interrupt: handle(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for one of them.
+    async fn one(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

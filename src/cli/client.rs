@@ -1,0 +1,220 @@
+//! A client of the daemon's REST surface, over TCP or a Unix socket.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use reqwest::{Method, StatusCode};
+use serde_json::Value;
+
+/// Where a daemon is and how to ask it.
+#[derive(Clone, Debug)]
+pub struct Client {
+    http: reqwest::Client,
+    base: String,
+    token: Option<String>,
+}
+
+/// Why there is no good answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The address cannot be one.
+    #[error("`{url}` is neither http://HOST:PORT nor unix:/PATH")]
+    Url {
+        /// As it was given.
+        url: String,
+    },
+    /// No daemon answers there.
+    #[error("no Engram daemon answers at {place}: {reason}")]
+    Unreachable {
+        /// The address.
+        place: String,
+        /// What happened.
+        reason: String,
+    },
+    /// The daemon refused.
+    #[error("{message} ({kind}, status {status})")]
+    Refused {
+        /// Status code.
+        status: u16,
+        /// `error.type` of the body.
+        kind: String,
+        /// For people.
+        message: String,
+        /// The whole body.
+        body: Value,
+    },
+}
+
+// === impl Client ===
+
+impl Client {
+    /// A client of the daemon at `url`: `http://HOST:PORT`, or `unix:/PATH` of a socket.
+    ///
+    /// # Errors
+    /// The URL is neither.
+    pub fn new(url: &str, token: Option<String>, timeout: Duration) -> Result<Client, ClientError> {
+        let bad = || ClientError::Url {
+            url: url.to_owned(),
+        };
+        // A proxy of the environment is never meant for the daemon beside us.
+        let builder = reqwest::Client::builder()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .timeout(timeout);
+        let (builder, base) = match url.strip_prefix("unix:") {
+            Some(path) => {
+                let path = PathBuf::from(path.strip_prefix("//").unwrap_or(path));
+                if !path.is_absolute() {
+                    return Err(bad());
+                }
+                (builder.unix_socket(path), "http://localhost".to_owned())
+            }
+            None => {
+                let parsed = reqwest::Url::parse(url).map_err(|_| bad())?;
+                if parsed.scheme() != "http" || parsed.host_str().is_none() {
+                    return Err(bad());
+                }
+                (builder, url.trim_end_matches('/').to_owned())
+            }
+        };
+        let http = builder.build().map_err(|_| bad())?;
+        Ok(Client { http, base, token })
+    }
+
+    /// Asks and returns the body of a good answer.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; [`ClientError::Url`] does not come from here.
+    pub async fn get(&self, path: &str) -> Result<Value, ClientError> {
+        self.ask(Method::GET, path, None).await
+    }
+
+    /// Sends a JSON body and returns that of a good answer.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; [`ClientError::Url`] does not come from here.
+    pub async fn post(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
+        self.ask(Method::POST, path, Some(body)).await
+    }
+
+    /// The text of a page that is no JSON, such as `/metrics`.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; [`ClientError::Url`] does not come from here.
+    pub async fn text(&self, path: &str) -> Result<String, ClientError> {
+        let (status, text) = self.send(Method::GET, path, None).await?;
+        if status.is_success() {
+            Ok(text)
+        } else {
+            Err(self.refused(status, &text))
+        }
+    }
+
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, ClientError> {
+        let (status, text) = self.send(method, path, body).await?;
+        if !status.is_success() {
+            return Err(self.refused(status, &text));
+        }
+        serde_json::from_str(&text)
+            .map_err(|_| self.unreachable("something else answers there: not JSON"))
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<(StatusCode, String), ClientError> {
+        let mut request = self.http.request(method, format!("{}{path}", self.base));
+        if let Some(token) = &self.token {
+            request = request.bearer_auth(token);
+        }
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        let answer = async {
+            let response = request.send().await?;
+            Ok((response.status(), response.text().await?))
+        };
+        answer
+            .await
+            .map_err(|error: reqwest::Error| self.unreachable(&root_cause(&error)))
+    }
+
+    fn unreachable(&self, reason: &str) -> ClientError {
+        ClientError::Unreachable {
+            place: self.base.clone(),
+            reason: reason.to_owned(),
+        }
+    }
+
+    fn refused(&self, status: StatusCode, text: &str) -> ClientError {
+        let body: Value = serde_json::from_str(text).unwrap_or(Value::Null);
+        let field = |pointer: &str| body.pointer(pointer).and_then(Value::as_str);
+        let Some(kind) = field("/error/type").map(str::to_owned) else {
+            return self.unreachable(&format!(
+                "something else answers there, with status {status}"
+            ));
+        };
+        let message = field("/message").unwrap_or_default().to_owned();
+        ClientError::Refused {
+            status: status.as_u16(),
+            kind,
+            message,
+            body,
+        }
+    }
+}
+
+/// The innermost reason, which says what people need: "Connection refused".
+fn root_cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_checked() {
+        let client = |url| Client::new(url, None, Duration::from_secs(1));
+        for good in [
+            "http://127.0.0.1:7070",
+            "http://h:1/",
+            "unix:/run/x.sock",
+            "unix:///x",
+        ] {
+            assert!(client(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            "127.0.0.1:7070",
+            "https://h",
+            "unix:",
+            "unix:x",
+            "ftp://h",
+        ] {
+            assert!(matches!(client(bad), Err(ClientError::Url { .. })), "{bad}");
+        }
+    }
+
+    #[tokio::test]
+    async fn nobody_there_is_unreachable() {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("unix:{}", folder.path().join("none").display());
+        let client = Client::new(&url, None, Duration::from_secs(5)).unwrap();
+        assert!(matches!(
+            client.get("/healthz").await,
+            Err(ClientError::Unreachable { .. })
+        ));
+    }
+}

@@ -1,0 +1,79 @@
+//! The command line.
+//!
+//! Exit codes: 0 done; 1 refused by the daemon, or failed; 2 wrong usage; 3 no daemon answers;
+//! 64 bad configuration.
+
+mod announce;
+mod client;
+mod demo;
+mod engine;
+mod lifeline;
+mod remote;
+mod serve;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+pub use client::{Client, ClientError};
+
+/// A durable memory for language models with a recurrent state.
+#[derive(Debug, Parser)]
+#[command(name = "engram", version, arg_required_else_help = true, after_help = EXAMPLES)]
+struct Cli {
+    /// End when standard input does: for a child whose parent may be killed.
+    #[arg(long, global = true, hide = true)]
+    lifeline: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  engram demo                                 see it work, without GPU or server
+  engram serve --config /etc/engram.toml      run the daemon
+  engram ls                                   conversations that it knows
+  engram ls chat-42                           their turns and branches
+  engram save chat-42 --branch before-edit    keep the latest state under a name
+  engram restore chat-42 --turn 7             bring a turn into RAM for the next request
+
+ENGRAM_URL and ENGRAM_TOKEN say where the daemon is and who asks.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the daemon.
+    Serve(serve::Args),
+    /// Run the embedded engine: a small hybrid language model to try the daemon with.
+    Engine(engine::Args),
+    /// See it work: a conversation that survives the death of its engine and of the daemon.
+    Demo(demo::Args),
+    /// List conversations, or the snapshots of one.
+    Ls(remote::Ls),
+    /// Show one snapshot.
+    Show(remote::Show),
+    /// Keep the state of a conversation on disk.
+    Save(remote::Save),
+    /// Bring a snapshot into RAM and keep it there for the next request.
+    Restore(remote::Restore),
+    /// Delete snapshots, or a conversation.
+    Rm(remote::Rm),
+}
+
+/// Runs what the command line asks for.
+pub fn main() -> ExitCode {
+    let Cli { lifeline, command } = Cli::parse();
+    if lifeline {
+        lifeline::hold();
+    }
+    match command {
+        Command::Serve(args) => serve::run(args),
+        Command::Engine(args) => engine::run(args),
+        Command::Demo(args) => demo::run(args),
+        Command::Ls(args) => remote::run(args),
+        Command::Show(args) => remote::run(args),
+        Command::Save(args) => remote::run(args),
+        Command::Restore(args) => remote::run(args),
+        Command::Rm(args) => remote::run(args),
+    }
+}

@@ -1,0 +1,497 @@
+//! `engram ls | show | save | restore | rm`: the REST surface for people.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, ValueHint};
+use serde_json::{Value, json};
+
+use super::client::{Client, ClientError};
+use super::table::{Table, plain, size, time};
+
+/// Exit code: the daemon refused.
+const EXIT_REFUSED: u8 = 1;
+/// Exit code: wrong usage.
+const EXIT_USAGE: u8 = 2;
+/// Exit code: no daemon answers.
+const EXIT_UNREACHABLE: u8 = 3;
+
+/// Where the daemon is.
+#[derive(Debug, Args)]
+pub struct Remote {
+    /// http://HOST:PORT, or unix:/PATH of a socket.
+    #[arg(long, env = "ENGRAM_URL", default_value = "http://127.0.0.1:7070", value_hint = ValueHint::Url)]
+    url: String,
+    /// Token, if the daemon wants one.
+    #[arg(long, env = "ENGRAM_TOKEN", hide_env_values = true)]
+    token: Option<String>,
+    /// Give up after this time.
+    #[arg(long, default_value = "60s", value_parser = humantime_serde::re::humantime::parse_duration)]
+    timeout: Duration,
+    /// Print the daemon's answer as it is.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which snapshot of a conversation.
+#[derive(Debug, Args)]
+pub struct Which {
+    /// Turn, counted from 1.
+    #[arg(long, value_name = "N")]
+    turn: Option<u32>,
+    /// Named branch.
+    #[arg(long, value_name = "NAME", conflicts_with = "turn")]
+    branch: Option<String>,
+    /// The snapshot's own id; then no conversation is needed.
+    #[arg(long, value_name = "UUID", conflicts_with_all = ["turn", "branch"])]
+    snapshot: Option<String>,
+}
+
+/// List conversations, or the snapshots of one.
+#[derive(Debug, Args)]
+pub struct Ls {
+    /// The conversation (or the id of a request); all when left out.
+    conversation: Option<String>,
+    /// At most so many rows.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    limit: u64,
+    /// Skip so many rows.
+    #[arg(long, default_value_t = 0)]
+    offset: u64,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// Show one snapshot: the latest, or the one named.
+#[derive(Debug, Args)]
+pub struct Show {
+    /// The conversation (or the id of a request).
+    #[arg(required_unless_present = "snapshot")]
+    conversation: Option<String>,
+    #[command(flatten)]
+    which: Which,
+    /// Print the token ids too (with --json).
+    #[arg(long, requires = "json")]
+    tokens: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// Keep the state of a conversation on disk, so that it survives a crash.
+#[derive(Debug, Args)]
+pub struct Save {
+    /// The conversation (or the id of a request).
+    conversation: String,
+    /// Give the state this name, and keep it until it is deleted.
+    #[arg(long, value_name = "NAME")]
+    branch: Option<String>,
+    /// The turn to save instead of the latest.
+    #[arg(long, value_name = "N")]
+    turn: Option<u32>,
+    /// The request whose state is meant, when its conversation is to get another name.
+    #[arg(long)]
+    rid: Option<String>,
+    /// Do not wait until it is on disk.
+    #[arg(long)]
+    no_wait: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// Bring a snapshot into RAM and keep it there for the next request.
+#[derive(Debug, Args)]
+pub struct Restore {
+    /// The conversation (or the id of a request).
+    #[arg(required_unless_present = "snapshot")]
+    conversation: Option<String>,
+    #[command(flatten)]
+    which: Which,
+    /// Keep it in RAM for so long, at most a day. [default: as the daemon is configured]
+    #[arg(long, value_parser = humantime_serde::re::humantime::parse_duration)]
+    pin: Option<Duration>,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// Delete one turn, branch or snapshot, or a whole conversation.
+#[derive(Debug, Args)]
+pub struct Rm {
+    /// The conversation (or the id of a request).
+    #[arg(required_unless_present = "snapshot")]
+    conversation: Option<String>,
+    #[command(flatten)]
+    which: Which,
+    /// The whole conversation with all its turns and branches.
+    #[arg(long, conflicts_with_all = ["turn", "branch", "snapshot"])]
+    all: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// A command that asks the daemon.
+pub trait Ask {
+    /// Where and how.
+    fn remote(&self) -> &Remote;
+    /// Asks; the answer as it came.
+    fn ask(&self, client: &Client) -> impl Future<Output = Result<Value, ClientError>>;
+    /// The answer for people.
+    fn show(&self, answer: &Value) -> String;
+}
+
+/// Runs a command and prints its answer.
+pub fn run(command: impl Ask) -> ExitCode {
+    let Remote {
+        url,
+        token,
+        timeout,
+        json,
+    } = command.remote();
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("engram: {error}");
+            return ExitCode::from(EXIT_REFUSED);
+        }
+    };
+    let answer = Client::new(url, token.clone(), *timeout)
+        .and_then(|client| runtime.block_on(command.ask(&client)));
+    match answer {
+        Ok(answer) => {
+            let text = match json {
+                true => format!("{answer}\n"),
+                false => command.show(&answer),
+            };
+            print(&text)
+        }
+        Err(error) => {
+            if let (true, ClientError::Refused { body, .. }) = (json, &error) {
+                print(&format!("{body}\n"));
+            }
+            eprintln!("engram: {error}");
+            ExitCode::from(match error {
+                ClientError::Url { .. } => EXIT_USAGE,
+                ClientError::Unreachable { .. } => EXIT_UNREACHABLE,
+                ClientError::Refused { .. } => EXIT_REFUSED,
+            })
+        }
+    }
+}
+
+/// Prints; a reader that left early (`engram ls | head`) is no failure.
+fn print(text: &str) -> ExitCode {
+    use std::io::Write as _;
+
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("engram: {error}");
+            ExitCode::from(EXIT_REFUSED)
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+/// The fields that say which snapshot is meant.
+fn select(conversation: Option<&str>, which: &Which) -> Value {
+    let Which {
+        turn,
+        branch,
+        snapshot,
+    } = which;
+    json!({
+        "conversation_id": conversation,
+        "turn_number": turn,
+        "branch_name": branch,
+        "snapshot_id": snapshot,
+    })
+}
+
+fn with(mut body: Value, more: Value) -> Value {
+    if let (Value::Object(body), Value::Object(more)) = (&mut body, more) {
+        body.extend(more);
+    }
+    body
+}
+
+// === impl Ask ===
+
+impl Ask for Ls {
+    fn remote(&self) -> &Remote {
+        &self.remote
+    }
+
+    async fn ask(&self, client: &Client) -> Result<Value, ClientError> {
+        let Ls {
+            conversation,
+            limit,
+            offset,
+            remote: _,
+        } = self;
+        match conversation {
+            None => {
+                client
+                    .get(&format!("/v1/conversations?limit={limit}&offset={offset}"))
+                    .await
+            }
+            Some(name) => {
+                let body = json!({ "conversation_id": name, "limit": limit, "offset": offset });
+                client.post("/list_snapshots", &body).await
+            }
+        }
+    }
+
+    fn show(&self, answer: &Value) -> String {
+        let (key, mut table) = match self.conversation {
+            None => {
+                let head = [
+                    "CONVERSATION",
+                    ">TURNS",
+                    ">SNAPSHOTS",
+                    ">TOKENS",
+                    "CHANGED",
+                    "BRANCHES",
+                ];
+                ("conversations", Table::new(&head))
+            }
+            Some(_) => {
+                let head = [
+                    "TURN", "BRANCH", "SNAPSHOT", ">TOKENS", ">AFTER", "TIER", ">SIZE", "DURABLE",
+                    "PINNED", "TIME",
+                ];
+                ("snapshots", Table::new(&head))
+            }
+        };
+        let rows = answer
+            .get(key)
+            .and_then(Value::as_array)
+            .map_or(&[][..], Vec::as_slice);
+        for row in rows {
+            table.row(match self.conversation {
+                None => vec![
+                    text(row, "conversation_id"),
+                    text(row, "turns"),
+                    text(row, "snapshots"),
+                    text(row, "total_tokens"),
+                    moment(row, "updated_at"),
+                    names(row, "branches"),
+                ],
+                Some(_) => vec![
+                    text(row, "turn_number"),
+                    text(row, "branch_name"),
+                    text(row, "snapshot_id"),
+                    text(row, "boundary"),
+                    text(row, "tokens_after_boundary"),
+                    text(row, "tier"),
+                    bytes(row, "size_bytes"),
+                    text(row, "durable"),
+                    text(row, "pinned"),
+                    moment(row, "timestamp"),
+                ],
+            });
+        }
+        let total = answer.get("total").and_then(Value::as_u64).unwrap_or(0);
+        let seen = self.offset + rows.len() as u64;
+        let mut out = table.render();
+        if total > seen {
+            out.push_str(&format!("({} more: --offset {seen})\n", total - seen));
+        }
+        out
+    }
+}
+
+impl Ask for Show {
+    fn remote(&self) -> &Remote {
+        &self.remote
+    }
+
+    async fn ask(&self, client: &Client) -> Result<Value, ClientError> {
+        let Show {
+            conversation,
+            which,
+            tokens,
+            remote: _,
+        } = self;
+        let mut body = select(conversation.as_deref(), which);
+        if which.turn.is_none() && which.branch.is_none() && which.snapshot.is_none() {
+            let list = json!({ "conversation_id": conversation });
+            let list = client.post("/list_snapshots", &list).await?;
+            let when = |row: &Value| row.get("timestamp").and_then(Value::as_f64).unwrap_or(0.0);
+            let rows = list.get("snapshots").and_then(Value::as_array);
+            let latest = rows.and_then(|rows| {
+                rows.iter()
+                    .max_by(|a, b| when(a).total_cmp(&when(b)))?
+                    .get("snapshot_id")
+                    .cloned()
+            });
+            body = with(body, json!({ "snapshot_id": latest, "turn_number": 1 }));
+        }
+        client
+            .post(
+                "/get_snapshot_info",
+                &with(body, json!({ "with_tokens": tokens })),
+            )
+            .await
+    }
+
+    fn show(&self, answer: &Value) -> String {
+        describe(answer.get("metadata").unwrap_or(&Value::Null))
+    }
+}
+
+impl Ask for Save {
+    fn remote(&self) -> &Remote {
+        &self.remote
+    }
+
+    async fn ask(&self, client: &Client) -> Result<Value, ClientError> {
+        let Save {
+            conversation,
+            branch,
+            turn,
+            rid,
+            no_wait,
+            remote: _,
+        } = self;
+        let body = json!({
+            "conversation_id": conversation,
+            "branch_name": branch,
+            "turn_number": turn,
+            "rid": rid,
+            "durable": !no_wait,
+        });
+        client.post("/save_snapshot", &body).await
+    }
+
+    fn show(&self, answer: &Value) -> String {
+        describe(answer)
+    }
+}
+
+impl Ask for Restore {
+    fn remote(&self) -> &Remote {
+        &self.remote
+    }
+
+    async fn ask(&self, client: &Client) -> Result<Value, ClientError> {
+        let Restore {
+            conversation,
+            which,
+            pin,
+            remote: _,
+        } = self;
+        let pin = json!({ "pin_seconds": pin.map(|pin| pin.as_secs_f64()) });
+        client
+            .post(
+                "/restore_snapshot",
+                &with(select(conversation.as_deref(), which), pin),
+            )
+            .await
+    }
+
+    fn show(&self, answer: &Value) -> String {
+        describe(answer)
+    }
+}
+
+impl Ask for Rm {
+    fn remote(&self) -> &Remote {
+        &self.remote
+    }
+
+    async fn ask(&self, client: &Client) -> Result<Value, ClientError> {
+        let Rm {
+            conversation,
+            which,
+            all,
+            remote: _,
+        } = self;
+        let body = with(
+            select(conversation.as_deref(), which),
+            json!({ "whole": all }),
+        );
+        client.post("/delete_snapshot", &body).await
+    }
+
+    fn show(&self, answer: &Value) -> String {
+        format!(
+            "{} names and {} objects deleted, {} freed\n",
+            text(answer, "names"),
+            text(answer, "objects"),
+            bytes(answer, "bytes")
+        )
+    }
+}
+
+/// One snapshot, a field a line; what is not in the answer is left out.
+fn describe(row: &Value) -> String {
+    let lines = [
+        ("message", text(row, "message")),
+        ("snapshot", text(row, "snapshot_id")),
+        ("conversation", text(row, "conversation_id")),
+        ("turn", text(row, "turn_number")),
+        ("branch", text(row, "branch_name")),
+        ("request", text(row, "rid")),
+        ("model", text(row, "model_name")),
+        ("tokens", text(row, "boundary")),
+        ("after boundary", text(row, "tokens_after_boundary")),
+        ("parent", text(row, "parent_snapshot")),
+        ("tier", text(row, "tier")),
+        ("from tier", text(row, "from_tier")),
+        ("moved", bytes(row, "moved_bytes")),
+        ("took ms", text(row, "restore_time_ms")),
+        ("written", bytes(row, "written_bytes")),
+        ("size", bytes(row, "size_bytes")),
+        ("durable", text(row, "durable")),
+        ("pinned", text(row, "pinned")),
+        ("pinned until", moment(row, "pinned_until")),
+        ("time", moment(row, "timestamp")),
+        ("created", moment(row, "created_at")),
+    ];
+    let lines = lines.iter().filter(|(_, value)| value != NOTHING);
+    lines
+        .map(|(name, value)| format!("{name:<15} {value}\n"))
+        .collect()
+}
+
+/// What stands for a missing value.
+const NOTHING: &str = "-";
+
+fn text(row: &Value, key: &str) -> String {
+    match row.get(key) {
+        None | Some(Value::Null) => NOTHING.into(),
+        Some(Value::String(text)) => plain(text),
+        Some(Value::Bool(true)) => "yes".into(),
+        Some(Value::Bool(false)) => "no".into(),
+        Some(Value::Number(number)) if number.is_f64() => {
+            format!("{:.1}", number.as_f64().unwrap_or(0.0))
+        }
+        Some(other) => plain(&other.to_string()),
+    }
+}
+
+fn names(row: &Value, key: &str) -> String {
+    let names = row
+        .get(key)
+        .and_then(Value::as_array)
+        .map_or(&[][..], Vec::as_slice);
+    let names: Vec<_> = names.iter().filter_map(Value::as_str).map(plain).collect();
+    if names.is_empty() {
+        NOTHING.into()
+    } else {
+        names.join(",")
+    }
+}
+
+fn bytes(row: &Value, key: &str) -> String {
+    row.get(key)
+        .and_then(Value::as_u64)
+        .map_or(NOTHING.into(), size)
+}
+
+fn moment(row: &Value, key: &str) -> String {
+    row.get(key)
+        .and_then(Value::as_f64)
+        .map_or(NOTHING.into(), time)
+}

@@ -1,0 +1,75 @@
+//! Request bodies: JSON objects and query strings, read strictly where it matters.
+//!
+//! Unknown fields are ignored, as clients of the compatible surface send fields of their own
+//! (`rid`, `http_worker_ipc` and others); a known field of a wrong type is refused. A body must be
+//! declared as JSON: what a form of a foreign web page can send is not.
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::http::header;
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::error::{ApiError, ErrorType};
+
+/// The fields of a JSON object, taken one by one, so that a refusal names the field.
+#[derive(Debug)]
+pub struct Fields(Map<String, Value>);
+
+/// The query string.
+#[derive(Debug)]
+pub struct Params<T>(pub T);
+
+impl<S: Send + Sync> FromRequest<S> for Fields {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let declared = request
+            .headers()
+            .get(header::CONTENT_TYPE)
+            .and_then(|value| value.to_str().ok())
+            .and_then(|value| value.split(';').next())
+            .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"));
+        if !declared {
+            return Err(ApiError::new(
+                ErrorType::UnsupportedMediaType,
+                "Send the body with `Content-Type: application/json`",
+            ));
+        }
+        let bytes = Bytes::from_request(request, state)
+            .await
+            .map_err(|error| ApiError::invalid(error.body_text()))?;
+        match serde_json::from_slice(&bytes) {
+            Ok(Value::Object(fields)) => Ok(Fields(fields)),
+            Ok(_) => Err(ApiError::invalid("The body must be a JSON object")),
+            Err(error) => Err(ApiError::invalid(format!("The body is not JSON: {error}"))),
+        }
+    }
+}
+
+impl Fields {
+    /// A field, if it is there and not null.
+    ///
+    /// # Errors
+    /// 400 when it has another type.
+    pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
+        match self.0.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => T::deserialize(value)
+                .map(Some)
+                .map_err(|error| ApiError::invalid(format!("`{name}`: {error}"))),
+        }
+    }
+}
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        match Query::from_request_parts(parts, state).await {
+            Ok(Query(value)) => Ok(Params(value)),
+            Err(error) => Err(ApiError::invalid(error.body_text())),
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Errors of the REST surface: one type, a status code each, and a body that old clients read too.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+/// What went wrong, as clients see it in `error.type`.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum ErrorType {
+    /// The request is malformed or breaks a rule: 400.
+    InvalidRequest,
+    /// The token is missing or wrong: 401.
+    Unauthorized,
+    /// The `Host` header names another machine: 403.
+    HostNotAllowed,
+    /// There is no such path, conversation or snapshot: 404.
+    NotFound,
+    /// The path exists, for another method: 405.
+    MethodNotAllowed,
+    /// The body did not arrive in time: 408.
+    RequestTimeout,
+    /// The conversation is known, and no state of it was kept: 409.
+    NoState,
+    /// The snapshot belongs to another model, shape or namespace: 409.
+    Mismatch,
+    /// Something that is being read or written is in the way: 409.
+    Conflict,
+    /// The body is larger than `rest.max_body`: 413.
+    TooLarge,
+    /// The body is not declared as `application/json`: 415.
+    UnsupportedMediaType,
+    /// A fault of the daemon: 500.
+    Internal,
+    /// Stored bytes are missing or damaged: 500.
+    Data,
+    /// The daemon cannot do this: 501.
+    NotImplemented,
+    /// Too much at a time, try again: 503.
+    Busy,
+    /// Not ready, shutting down, or without what this needs: 503.
+    Unavailable,
+    /// The answer took too long; the work may still be done: 503.
+    Timeout,
+    /// No room in a tier: 507.
+    NoSpace,
+}
+
+/// An error response.
+#[derive(Clone, Debug)]
+pub struct ApiError {
+    kind: ErrorType,
+    message: String,
+}
+
+/// The body: `success` and `message` are what clients of the compatible surface read.
+#[derive(Serialize)]
+struct Body<'a> {
+    success: bool,
+    message: &'a str,
+    error: Detail<'a>,
+}
+
+#[derive(Serialize)]
+struct Detail<'a> {
+    r#type: &'static str,
+    message: &'a str,
+    retryable: bool,
+}
+
+// === impl ErrorType ===
+
+impl ErrorType {
+    /// Every type, for documents and tests.
+    pub const ALL: [ErrorType; 18] = [
+        ErrorType::InvalidRequest,
+        ErrorType::Unauthorized,
+        ErrorType::HostNotAllowed,
+        ErrorType::NotFound,
+        ErrorType::MethodNotAllowed,
+        ErrorType::RequestTimeout,
+        ErrorType::NoState,
+        ErrorType::Mismatch,
+        ErrorType::Conflict,
+        ErrorType::TooLarge,
+        ErrorType::UnsupportedMediaType,
+        ErrorType::Internal,
+        ErrorType::Data,
+        ErrorType::NotImplemented,
+        ErrorType::Busy,
+        ErrorType::Unavailable,
+        ErrorType::Timeout,
+        ErrorType::NoSpace,
+    ];
+
+    /// The name in `error.type`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ErrorType::InvalidRequest => "invalid_request",
+            ErrorType::Unauthorized => "unauthorized",
+            ErrorType::HostNotAllowed => "host_not_allowed",
+            ErrorType::NotFound => "not_found",
+            ErrorType::MethodNotAllowed => "method_not_allowed",
+            ErrorType::RequestTimeout => "request_timeout",
+            ErrorType::NoState => "no_state",
+            ErrorType::Mismatch => "mismatch",
+            ErrorType::Conflict => "conflict",
+            ErrorType::TooLarge => "too_large",
+            ErrorType::UnsupportedMediaType => "unsupported_media_type",
+            ErrorType::Internal => "internal",
+            ErrorType::Data => "data",
+            ErrorType::NotImplemented => "not_implemented",
+            ErrorType::Busy => "busy",
+            ErrorType::Unavailable => "unavailable",
+            ErrorType::Timeout => "timeout",
+            ErrorType::NoSpace => "no_space",
+        }
+    }
+
+    /// The status code.
+    pub fn status(self) -> StatusCode {
+        match self {
+            ErrorType::InvalidRequest => StatusCode::BAD_REQUEST,
+            ErrorType::Unauthorized => StatusCode::UNAUTHORIZED,
+            ErrorType::HostNotAllowed => StatusCode::FORBIDDEN,
+            ErrorType::NotFound => StatusCode::NOT_FOUND,
+            ErrorType::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            ErrorType::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
+            ErrorType::NoState | ErrorType::Mismatch | ErrorType::Conflict => StatusCode::CONFLICT,
+            ErrorType::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            ErrorType::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            ErrorType::Internal | ErrorType::Data => StatusCode::INTERNAL_SERVER_ERROR,
+            ErrorType::NotImplemented => StatusCode::NOT_IMPLEMENTED,
+            ErrorType::Busy | ErrorType::Unavailable | ErrorType::Timeout => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            ErrorType::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
+        }
+    }
+
+    /// Whether the same request may succeed later.
+    fn retryable(self) -> bool {
+        matches!(
+            self,
+            ErrorType::RequestTimeout
+                | ErrorType::Conflict
+                | ErrorType::Busy
+                | ErrorType::Unavailable
+                | ErrorType::Timeout
+        )
+    }
+}
+
+// === impl ApiError ===
+
+impl ApiError {
+    /// An error with a sentence for people.
+    pub fn new(kind: ErrorType, message: impl Into<String>) -> ApiError {
+        ApiError {
+            kind,
+            message: message.into(),
+        }
+    }
+
+    /// A broken rule of the request.
+    pub fn invalid(message: impl Into<String>) -> ApiError {
+        ApiError::new(ErrorType::InvalidRequest, message)
+    }
+
+    /// What went wrong.
+    pub fn kind(&self) -> ErrorType {
+        self.kind
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let ApiError { kind, message } = self;
+        let detail = Detail {
+            r#type: kind.as_str(),
+            message: &message,
+            retryable: kind.retryable(),
+        };
+        let body = Body {
+            success: false,
+            message: &message,
+            error: detail,
+        };
+        let mut response = (kind.status(), Json(body)).into_response();
+        let headers = response.headers_mut();
+        if kind == ErrorType::Unauthorized {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if kind.status() == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_has_a_name_of_its_own_and_an_error_status() {
+        let mut names: Vec<_> = ErrorType::ALL.iter().map(|kind| kind.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), ErrorType::ALL.len());
+        for kind in ErrorType::ALL {
+            let status = kind.status();
+            assert!(
+                status.is_client_error() || status.is_server_error(),
+                "{kind:?}"
+            );
+        }
+    }
+}

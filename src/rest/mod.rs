@@ -1,0 +1,103 @@
+//! The REST surface: HTTP/1.1 and JSON over TCP and a Unix socket. It holds no logic: it reads
+//! requests, asks the service, and writes answers.
+//!
+//! # What
+//! - the compatible surface at the root, see [`snapshots`];
+//! - `/v1/…`, see [`native`];
+//! - `/healthz`, `/readyz` and `/metrics`.
+//!
+//! # Errors
+//! Every failure is a JSON object `{success: false, message, error: {type, message, retryable}}`
+//! with a status code of its own, see [`ErrorType`].
+
+mod body;
+mod config;
+mod error;
+mod guard;
+mod host;
+mod metrics;
+mod names;
+pub mod native;
+mod probes;
+mod server;
+pub mod snapshots;
+mod state;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{get, post};
+use tokio::sync::Semaphore;
+
+pub use config::Config;
+pub use error::{ApiError, ErrorType};
+pub use guard::REQUEST_ID;
+pub use metrics::Metrics;
+pub use server::{BindError, Server};
+pub use state::Shared;
+
+use guard::Guard;
+
+use crate::service::{ErrorKind, ServiceError};
+use crate::util::secret::{Token, TokenError};
+
+/// All routes, behind the guard.
+///
+/// # Errors
+/// The token file cannot be used.
+pub fn router(config: &Config, shared: Shared, metrics: Metrics) -> Result<Router, TokenError> {
+    let guard = Guard {
+        token: config.token_file.as_deref().map(Token::read).transpose()?,
+        open_probes: config.open_probes,
+        allowed_hosts: config.allowed_hosts.clone(),
+        max_body: usize::try_from(config.max_body.as_u64()).unwrap_or(usize::MAX),
+        timeout: config.timeout,
+        in_flight: Arc::new(Semaphore::new(config.max_requests as usize)),
+        metrics,
+    };
+    Ok(Router::new()
+        .route("/save_snapshot", post(snapshots::save))
+        .route("/restore_snapshot", post(snapshots::restore))
+        .route("/list_snapshots", post(snapshots::list))
+        .route("/get_snapshot_info", post(snapshots::info))
+        .route("/delete_snapshot", post(snapshots::delete))
+        .route("/v1/status", get(native::status))
+        .route("/v1/tiers", get(native::tiers))
+        .route("/v1/workers", get(native::workers))
+        .route("/v1/conversations", get(native::conversations))
+        .route("/v1/snapshots", get(native::snapshots))
+        .route("/v1/snapshots/{snapshot_id}", get(native::snapshot))
+        .route("/healthz", get(probes::healthz))
+        .route("/readyz", get(probes::readyz))
+        .route("/metrics", get(probes::metrics))
+        .fallback(|| async { ApiError::new(ErrorType::NotFound, "There is no such path") })
+        .method_not_allowed_fallback(|| async {
+            ApiError::new(
+                ErrorType::MethodNotAllowed,
+                "This path is for another method",
+            )
+        })
+        // The guard has read and limited the body before any handler sees it.
+        .layer(axum::extract::DefaultBodyLimit::disable())
+        .layer(from_fn_with_state(Arc::new(guard), guard::guard))
+        .with_state(shared))
+}
+
+impl From<ServiceError> for ApiError {
+    fn from(error: ServiceError) -> Self {
+        let kind = match error.kind() {
+            ErrorKind::NotFound => ErrorType::NotFound,
+            ErrorKind::NoState => ErrorType::NoState,
+            ErrorKind::Mismatch => ErrorType::Mismatch,
+            ErrorKind::Invalid => ErrorType::InvalidRequest,
+            ErrorKind::Unauthorized => ErrorType::Unauthorized,
+            ErrorKind::Busy => ErrorType::Busy,
+            ErrorKind::Unavailable => ErrorType::Unavailable,
+            ErrorKind::NoSpace => ErrorType::NoSpace,
+            ErrorKind::Data => ErrorType::Data,
+            ErrorKind::Internal => ErrorType::Internal,
+        };
+        ApiError::new(kind, error.to_string())
+    }
+}

@@ -1,0 +1,283 @@
+//! The compatible surface: `/save_snapshot`, `/restore_snapshot`, `/list_snapshots`,
+//! `/get_snapshot_info` and `/delete_snapshot`.
+//!
+//! Field names are those that clients of snapshot servers send and read; replies have more fields,
+//! and failures have status codes of their own instead of 200. With several selectors in one
+//! request `snapshot_id` goes first, then `branch_name`, then `turn_number`.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::body::Fields;
+use super::error::{ApiError, ErrorType};
+use super::names::checked;
+use super::state::Shared;
+use crate::service::{
+    DeleteReply, DeleteRequest, InfoRequest, ListReply, ListRequest, RestoreReply, RestoreRequest,
+    SaveReply, SaveRequest, Selector, ServiceError, SnapshotRow,
+};
+use crate::types::{SnapshotId, TokenId};
+
+/// The longest pin that a client may ask for.
+const PIN_MAX_SECONDS: f64 = 86_400.0;
+
+/// A snapshot as the compatible surface describes it: a row, and fields that only a server which
+/// owns the pools could fill.
+#[derive(Serialize)]
+struct Metadata {
+    #[serde(flatten)]
+    row: SnapshotRow,
+    mamba_pool_idx: Option<u32>,
+    req_pool_idx: Option<u32>,
+    layer_config: Value,
+    active_tool_context: Option<Value>,
+}
+
+/// `POST /save_snapshot`
+pub async fn save(State(shared): State<Shared>, mut body: Fields) -> Result<Json<Value>, ApiError> {
+    // A name that a client makes up for its snapshot is a label: it selects nothing.
+    let id: Option<String> = body.take("snapshot_id")?;
+    let snapshot = id.as_ref().and_then(|text| text.parse::<SnapshotId>().ok());
+    let label = id.filter(|_| snapshot.is_none());
+    let durable = body.take("durable")?.unwrap_or(true);
+    let select = selector(&mut body, snapshot, Need::Conversation)?;
+    let request = SaveRequest {
+        durable,
+        timeout: shared.patience(),
+        ..SaveRequest::new(select)
+    };
+    let SaveReply { row, written_bytes } = shared.service()?.save(request).await?;
+    let message = match row.durable {
+        true => "Saved; it survives a crash",
+        false => "Saved in memory; it goes to disk later",
+    };
+    let more = json!({ "message": message, "label": label, "written_bytes": written_bytes });
+    success(&row, more)
+}
+
+/// `POST /restore_snapshot`
+pub async fn restore(
+    State(shared): State<Shared>,
+    mut body: Fields,
+) -> Result<Json<Value>, ApiError> {
+    let create_new_request: Option<bool> = body.take("create_new_request")?;
+    let continuation_ids: Option<Vec<TokenId>> = body.take("continuation_ids")?;
+    let max_new_tokens: Option<u32> = body.take("max_new_tokens")?;
+    let request_id: Option<String> = body.take("request_id")?;
+    let pin_seconds: Option<f64> = body.take("pin_seconds")?;
+    let snapshot = snapshot_id(&mut body)?;
+    let select = selector(&mut body, snapshot, Need::Conversation)?;
+    match (
+        create_new_request.unwrap_or(false),
+        continuation_ids.is_some(),
+        max_new_tokens.is_some(),
+    ) {
+        (false, false, false) => {}
+        (false, ..) => {
+            return Err(ApiError::invalid(
+                "`continuation_ids` and `max_new_tokens` need `create_new_request`",
+            ));
+        }
+        (true, true, true) => {
+            return Err(ApiError::new(
+                ErrorType::NotImplemented,
+                "This daemon does not generate: restore without `create_new_request`, then send \
+                 the whole prompt to the inference server, which will prefill only what is new",
+            ));
+        }
+        (true, ..) => {
+            return Err(ApiError::invalid(
+                "`create_new_request` needs `continuation_ids` and `max_new_tokens`",
+            ));
+        }
+    }
+    let pin_for = match pin_seconds {
+        None => None,
+        Some(seconds) if (0.0..=PIN_MAX_SECONDS).contains(&seconds) => {
+            Some(Duration::from_secs_f64(seconds))
+        }
+        Some(_) => {
+            return Err(ApiError::invalid(
+                "`pin_seconds` is not between 0 and 86400",
+            ));
+        }
+    };
+    let rid = select.rid.clone();
+    let reply = shared
+        .service()?
+        .restore(RestoreRequest { select, pin_for })
+        .await?;
+    let RestoreReply {
+        row,
+        from_tier,
+        moved_bytes,
+        restore_time_ms,
+        pinned_until,
+    } = reply;
+    let rid = rid.or_else(|| row.rid.clone());
+    let more = json!({
+        "rid": rid,
+        "request_id": request_id,
+        "mamba_pool_idx": null,
+        "output_ids": null,
+        "output_text": null,
+        "message": format!(
+            "{} tokens are in RAM for the next request, from tier {}",
+            row.boundary,
+            from_tier.as_str()
+        ),
+        "from_tier": from_tier,
+        "moved_bytes": moved_bytes,
+        "restore_time_ms": restore_time_ms,
+        "pinned_until": pinned_until,
+    });
+    success(&row, more)
+}
+
+/// `POST /list_snapshots`
+pub async fn list(State(shared): State<Shared>, mut body: Fields) -> Result<Json<Value>, ApiError> {
+    let conversation_id = checked("conversation_id", body.take("conversation_id")?)?;
+    if conversation_id.is_none() {
+        return Err(ApiError::invalid("`conversation_id` is needed"));
+    }
+    let request = ListRequest {
+        tenant: checked("tenant", body.take("tenant")?)?,
+        conversation_id,
+        limit: body.take("limit")?.unwrap_or(0),
+        offset: body.take("offset")?.unwrap_or(0),
+    };
+    // A conversation that nobody knows has no snapshots: clients ask before there is one.
+    let ListReply { snapshots, total } = match shared.service()?.list(request) {
+        Err(ServiceError::NotFound { .. }) => ListReply::default(),
+        reply => reply?,
+    };
+    let snapshots: Vec<_> = snapshots.into_iter().map(Metadata::from).collect();
+    Ok(Json(
+        json!({ "success": true, "snapshots": snapshots, "total": total }),
+    ))
+}
+
+/// `POST /get_snapshot_info`
+pub async fn info(State(shared): State<Shared>, mut body: Fields) -> Result<Json<Value>, ApiError> {
+    let with_tokens = body.take("with_tokens")?.unwrap_or(true);
+    let snapshot = snapshot_id(&mut body)?;
+    let select = selector(&mut body, snapshot, Need::One)?;
+    let row = shared.service()?.info(InfoRequest {
+        select,
+        with_tokens,
+    })?;
+    Ok(Json(
+        json!({ "success": true, "metadata": Metadata::from(row) }),
+    ))
+}
+
+/// `POST /delete_snapshot`
+pub async fn delete(
+    State(shared): State<Shared>,
+    mut body: Fields,
+) -> Result<Json<Value>, ApiError> {
+    let whole = body.take("whole")?.unwrap_or(false);
+    let snapshot = snapshot_id(&mut body)?;
+    let need = if whole { Need::Conversation } else { Need::One };
+    let select = selector(&mut body, snapshot, need)?;
+    let reply = shared
+        .service()?
+        .delete(DeleteRequest { select, whole })
+        .await?;
+    let DeleteReply {
+        snapshots,
+        names,
+        objects,
+        bytes,
+    } = reply;
+    Ok(Json(json!({
+        "success": true,
+        "message": format!("{names} turns and branches deleted"),
+        "deleted": true,
+        "snapshots": snapshots,
+        "names": names,
+        "objects": objects,
+        "bytes": bytes,
+    })))
+}
+
+/// `success` and the fields of a row, with more fields that win over them.
+fn success(row: &SnapshotRow, more: Value) -> Result<Json<Value>, ApiError> {
+    let mut all = serde_json::to_value(row)
+        .map_err(|error| ApiError::new(ErrorType::Internal, error.to_string()))?;
+    if let (Value::Object(all), Value::Object(more)) = (&mut all, more) {
+        all.extend(more);
+        all.insert("success".into(), Value::Bool(true));
+    }
+    Ok(Json(all))
+}
+
+/// What a request has to name.
+#[derive(Copy, Clone, PartialEq, Eq)]
+enum Need {
+    /// A conversation, a request or a snapshot; without a turn or branch the latest is meant.
+    Conversation,
+    /// Exactly one snapshot.
+    One,
+}
+
+/// The field `snapshot_id` where it selects.
+fn snapshot_id(body: &mut Fields) -> Result<Option<SnapshotId>, ApiError> {
+    let Some(text) = body.take::<String>("snapshot_id")? else {
+        return Ok(None);
+    };
+    text.parse()
+        .map(Some)
+        .map_err(|_| ApiError::invalid("`snapshot_id` is not a UUID"))
+}
+
+/// The selector in a body.
+fn selector(
+    body: &mut Fields,
+    snapshot_id: Option<SnapshotId>,
+    need: Need,
+) -> Result<Selector, ApiError> {
+    let turn_number: Option<u32> = body.take("turn_number")?;
+    if turn_number == Some(0) {
+        return Err(ApiError::invalid("`turn_number` counts from 1"));
+    }
+    let mut name = |field: &str| checked(field, body.take(field)?);
+    let select = Selector {
+        tenant: name("tenant")?,
+        rid: name("rid")?,
+        conversation_id: name("conversation_id")?,
+        turn_number,
+        branch_name: name("branch_name")?,
+        snapshot_id,
+    };
+    if select.snapshot_id.is_some() {
+        return Ok(select);
+    }
+    if select.rid.is_none() && select.conversation_id.is_none() {
+        return Err(ApiError::invalid("`conversation_id` or `rid` is needed"));
+    }
+    if need == Need::One && select.turn_number.is_none() && select.branch_name.is_none() {
+        return Err(ApiError::invalid(
+            "`turn_number` or `branch_name` is needed",
+        ));
+    }
+    Ok(select)
+}
+
+// === impl Metadata ===
+
+impl From<SnapshotRow> for Metadata {
+    fn from(row: SnapshotRow) -> Self {
+        Metadata {
+            row,
+            mamba_pool_idx: None,
+            req_pool_idx: None,
+            layer_config: json!({ "model_type": "hybrid" }),
+            active_tool_context: None,
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Deleting: names, snapshots, objects, files.
+
+use std::time::Duration;
+
+use super::super::Service;
+use super::super::api::{DeleteReply, DeleteRequest, Event, Selector};
+use super::super::conversations::{ConversationKey, Need};
+use super::super::core::{Core, Removal};
+use super::super::error::ServiceError;
+use super::super::rows::unknown_snapshot;
+use super::check_names;
+use crate::index::PinKind;
+use crate::types::{ObjectId, SnapshotId};
+
+/// The longest that a deletion waits for the disk.
+const DELETE_WITHIN: Duration = Duration::from_secs(30);
+
+impl Service {
+    /// Deletes a turn, a branch, a snapshot or a whole conversation, from every tier.
+    ///
+    /// # Errors
+    /// `NotFound`, `NoState`, `Invalid`; `Busy` if the disk takes too long: then it goes on.
+    pub async fn delete(&self, request: DeleteRequest) -> Result<DeleteReply, ServiceError> {
+        let DeleteRequest { select, whole } = request;
+        check_names(&select)?;
+        let (reply, asked, keys) = {
+            let mut core = self.core.lock();
+            let (keys, names, doomed) = unname(&mut core, &select, whole)?;
+            let (reply, asked) = self.remove_all(&mut core, names, doomed);
+            (reply, asked, keys)
+        };
+        for snapshot_id in &reply.snapshots {
+            self.announce(Event::Removed {
+                snapshot_id: *snapshot_id,
+                reason: "deleted",
+            });
+        }
+        self.changed.notify_waiters();
+        self.wake.notify_one();
+        if self.store.disk.is_some() {
+            self.wait_removed(asked, &keys).await?;
+        }
+        Ok(reply)
+    }
+
+    /// Snapshots leave the index, RAM, and soon the disk.
+    fn remove_all(
+        &self,
+        core: &mut Core,
+        names: usize,
+        doomed: Vec<SnapshotId>,
+    ) -> (DeleteReply, u64) {
+        let mut reply = DeleteReply {
+            names,
+            ..DeleteReply::default()
+        };
+        let mut all = Removal::default();
+        for id in doomed {
+            let Some(hit) = core.index.hit(&id) else {
+                continue;
+            };
+            let sizes: Vec<(ObjectId, u64)> = hit
+                .kv
+                .iter()
+                .map(|part| part.object)
+                .chain([hit.state])
+                .filter_map(|object| Some((object, core.index.object(&object)?.bytes)))
+                .collect();
+            let instead = core.ancestor(&id, |_, _| true);
+            let removed = core.index.remove_snapshot(&id);
+            let removal = core.gone(removed, instead);
+            for object in &removal.objects {
+                let size = sizes.iter().find(|(other, _)| other == object);
+                reply.bytes = reply
+                    .bytes
+                    .saturating_add(size.map_or(0, |(_, bytes)| *bytes));
+            }
+            self.drop_from_ram(core, &removal.objects);
+            reply.objects += removal.objects.len();
+            reply.snapshots.extend(removal.snapshots.iter().copied());
+            all.snapshots.extend(removal.snapshots);
+            all.objects.extend(removal.objects);
+        }
+        let asked = if self.store.disk.is_some() {
+            core.queue.remove(all)
+        } else {
+            0
+        };
+        (reply, asked)
+    }
+
+    async fn wait_removed(&self, asked: u64, keys: &[ConversationKey]) -> Result<(), ServiceError> {
+        let deadline = tokio::time::Instant::now() + DELETE_WITHIN;
+        loop {
+            let changed = self.changed.notified();
+            {
+                let core = self.core.lock();
+                let dirty = keys.iter().any(|key| core.conversations.is_dirty(key));
+                let refs = core.queue.writing_refs == 0 && !dirty;
+                if core.queue.done >= asked && refs {
+                    return Ok(());
+                }
+            }
+            if tokio::time::Instant::now() >= deadline {
+                return Err(ServiceError::Busy(
+                    "the disk takes long to let go of it".to_owned(),
+                ));
+            }
+            let look = tokio::time::Instant::now() + Duration::from_millis(100);
+            let _ = tokio::time::timeout_at(deadline.min(look), changed).await;
+        }
+    }
+}
+
+/// Conversations that changed, names that went, snapshots that are to go.
+type Unnamed = (Vec<ConversationKey>, usize, Vec<SnapshotId>);
+
+/// Takes the names away.
+fn unname(core: &mut Core, select: &Selector, whole: bool) -> Result<Unnamed, ServiceError> {
+    if let Some(id) = select.snapshot_id {
+        if !core.records.contains_key(&id) {
+            return Err(unknown_snapshot(&id));
+        }
+        let keys = core.conversations.named_by(id).to_vec();
+        let names = keys.len();
+        return Ok((keys, names, vec![id]));
+    }
+    if whole {
+        let key = core.conversations.key_of(select)?;
+        let branches = core.conversations.get(&key).map(|it| it.branches.clone());
+        let (names, mut doomed) = core.conversations.delete_all(&key);
+        for id in branches.unwrap_or_default().into_values() {
+            core.index.unpin(&id, PinKind::Named);
+        }
+        doomed.extend(made_by(core, &key, None));
+        return Ok((vec![key], names, doomed));
+    }
+    if select.turn_number.is_none() && select.branch_name.is_none() && select.rid.is_none() {
+        let text = "a turn, a branch or a snapshot is needed, or the whole conversation";
+        return Err(ServiceError::Invalid(text.to_owned()));
+    }
+    let found = core.conversations.find(select, Need::Existing)?;
+    match (&found.branch, found.turn) {
+        (Some(branch), _) => {
+            if let Some(id) = found.snapshot {
+                core.index.unpin(&id, PinKind::Named);
+            }
+            let doomed = core.conversations.delete_branch(&found.key, branch);
+            Ok((vec![found.key], 1, doomed.into_iter().collect()))
+        }
+        (None, Some(turn)) => {
+            let doomed = core.conversations.delete_turn(&found.key, turn);
+            let mut doomed: Vec<SnapshotId> = doomed.into_iter().collect();
+            doomed.extend(made_by(core, &found.key, found.rid.as_deref()));
+            Ok((vec![found.key], 1, doomed))
+        }
+        (None, None) => Err(ServiceError::Busy(
+            "the request is still running".to_owned(),
+        )),
+    }
+}
+
+/// Snapshots that a conversation's requests made and that nothing names: states on the way to its
+/// turns.
+fn made_by(core: &Core, key: &ConversationKey, rid: Option<&str>) -> Vec<SnapshotId> {
+    let made = core.records.iter().filter(|(id, record)| {
+        record.conversation.as_ref() == Some(key)
+            && rid.is_none_or(|rid| record.rid.as_deref() == Some(rid))
+            && !core.conversations.is_named(**id)
+    });
+    made.map(|(id, _)| *id).collect()
+}

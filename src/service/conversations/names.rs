@@ -1,0 +1,132 @@
+//! Which names a snapshot has, and how names go.
+
+use super::{ConversationKey, Conversations};
+use crate::types::{Millis, SnapshotId};
+
+// === impl Conversations ===
+
+impl Conversations {
+    /// Gives a snapshot a name in a conversation. Returns what had that name before.
+    pub fn set_branch(
+        &mut self,
+        key: &ConversationKey,
+        branch: &str,
+        snapshot: SnapshotId,
+        now: Millis,
+    ) -> Option<SnapshotId> {
+        let conversation = self.all.entry(key.clone()).or_default();
+        conversation.updated = conversation.updated.max(now);
+        let old = conversation.branches.insert(branch.to_owned(), snapshot);
+        self.name(snapshot, key);
+        let old = old.filter(|old| *old != snapshot);
+        if let Some(old) = old {
+            self.unname(old, key);
+        }
+        self.dirty.insert(key.clone());
+        old
+    }
+
+    /// Some conversation names it.
+    pub fn is_named(&self, snapshot: SnapshotId) -> bool {
+        self.names.contains_key(&snapshot)
+    }
+
+    /// A branch of some conversation names it.
+    pub fn is_branch(&self, snapshot: SnapshotId) -> bool {
+        self.named_by(snapshot).iter().any(|key| {
+            let conversation = self.all.get(key);
+            conversation.is_some_and(|it| it.branches.values().any(|id| *id == snapshot))
+        })
+    }
+
+    /// The conversations that name it.
+    pub fn named_by(&self, snapshot: SnapshotId) -> &[ConversationKey] {
+        self.names.get(&snapshot).map_or(&[], Vec::as_slice)
+    }
+
+    /// The snapshot is gone: turns and requests fall back to `instead` (an ancestor and its
+    /// boundary), branches lose it.
+    pub fn lost(&mut self, snapshot: SnapshotId, instead: Option<(SnapshotId, u32)>) {
+        for key in self.names.remove(&snapshot).unwrap_or_default() {
+            let Some(conversation) = self.all.get_mut(&key) else {
+                continue;
+            };
+            let mut turned = false;
+            for turn in &mut conversation.turns {
+                if turn.snapshot == Some(snapshot) {
+                    turn.snapshot = instead.map(|(id, _)| id);
+                    turn.boundary = instead.map_or(0, |(_, boundary)| boundary);
+                    turned = true;
+                }
+            }
+            conversation.branches.retain(|_, id| *id != snapshot);
+            if let Some((id, _)) = instead.filter(|_| turned) {
+                self.name(id, &key);
+            }
+            self.dirty.insert(key);
+        }
+        for (owner, key) in &self.open {
+            let conversation = self.all.get_mut(key);
+            let live = conversation.and_then(|it| it.live.get_mut(owner));
+            if let Some(live) = live.filter(|live| live.snapshot == Some(snapshot)) {
+                live.snapshot = instead.map(|(id, _)| id);
+                live.boundary = instead.map_or(0, |(_, boundary)| boundary);
+            }
+        }
+    }
+
+    /// Deletes one turn. Returns its snapshot if no name is left for it.
+    pub fn delete_turn(&mut self, key: &ConversationKey, number: u32) -> Option<SnapshotId> {
+        let conversation = self.all.get_mut(key)?;
+        let at = conversation
+            .turns
+            .iter()
+            .position(|turn| turn.number == number)?;
+        let turn = conversation.turns.remove(at);
+        if !conversation.has(&turn.rid) {
+            self.forget_rid(key, &turn.rid);
+        }
+        self.dirty.insert(key.clone());
+        if let Some(id) = turn.snapshot {
+            self.unname(id, key);
+        }
+        self.drop_if_empty(key);
+        turn.snapshot.filter(|id| !self.is_named(*id))
+    }
+
+    /// Deletes one branch. Returns its snapshot if no name is left for it.
+    pub fn delete_branch(&mut self, key: &ConversationKey, branch: &str) -> Option<SnapshotId> {
+        let id = self.all.get_mut(key)?.branches.remove(branch)?;
+        self.dirty.insert(key.clone());
+        self.unname(id, key);
+        self.drop_if_empty(key);
+        Some(id).filter(|id| !self.is_named(*id))
+    }
+
+    /// Deletes all turns and branches; requests under way stay. Returns how many names went, and
+    /// the snapshots that have none left.
+    pub fn delete_all(&mut self, key: &ConversationKey) -> (usize, Vec<SnapshotId>) {
+        let Some(conversation) = self.all.get_mut(key) else {
+            return (0, Vec::new());
+        };
+        let ids = conversation.snapshots();
+        let names = conversation.turns.len() + conversation.branches.len();
+        let turns = std::mem::take(&mut conversation.turns);
+        conversation.branches.clear();
+        for live in conversation.live.values_mut() {
+            live.turn = None;
+        }
+        let mut rids: Vec<_> = turns.into_iter().map(|turn| turn.rid).collect();
+        rids.retain(|rid| !conversation.has(rid));
+        for rid in rids {
+            self.forget_rid(key, &rid);
+        }
+        for id in &ids {
+            self.unname(*id, key);
+        }
+        self.dirty.insert(key.clone());
+        self.drop_if_empty(key);
+        let gone = ids.into_iter().filter(|id| !self.is_named(*id));
+        (names, gone.collect())
+    }
+}

@@ -1,0 +1,117 @@
+//! What can go wrong in a request to the service, and what the caller can do about it.
+
+use crate::types::{Fingerprint, SnapshotId};
+
+/// Error of a request to [`Service`](super::Service). [`kind`](Self::kind) says what to do about
+/// it.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// Neither a conversation nor a request of this name is known.
+    #[error("nothing is known of {what} `{name}`")]
+    NotFound {
+        /// "conversation", "request", "turn", "branch" or "snapshot".
+        what: &'static str,
+        /// The name as it was asked for.
+        name: String,
+    },
+    /// The conversation is known, but no state of it is stored.
+    #[error("`{name}` is known, but no state of it is stored")]
+    NoState {
+        /// Conversation or request.
+        name: String,
+    },
+    /// Workers are attached, and none of them can read this snapshot.
+    #[error("snapshot {snapshot} was made by model {fingerprint}; no attached worker runs it")]
+    Mismatch {
+        /// The snapshot asked for.
+        snapshot: SnapshotId,
+        /// The fingerprint it was made with.
+        fingerprint: Fingerprint,
+    },
+    /// The request itself is wrong.
+    #[error("{0}")]
+    Invalid(String),
+    /// The peer may not ask this.
+    #[error("not allowed")]
+    Unauthorized,
+    /// Too much is going on, or a deadline passed; the same request may succeed later.
+    #[error("busy: {0}")]
+    Busy(String),
+    /// The daemon is starting, stopping, or has lost its disk.
+    #[error("unavailable: {0}")]
+    Unavailable(String),
+    /// Neither RAM nor disk has room for it.
+    #[error("no space: {0}")]
+    NoSpace(String),
+    /// Stored bytes went away or failed their checks.
+    #[error("stored data was lost: {0}")]
+    Data(String),
+    /// A fault of the daemon.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+/// The classes of [`ServiceError`], each with one HTTP status and one gRPC code at the edge.
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
+pub enum ErrorKind {
+    /// 404.
+    NotFound,
+    /// 409 `no_state`.
+    NoState,
+    /// 409 `mismatch`.
+    Mismatch,
+    /// 400.
+    Invalid,
+    /// 401.
+    Unauthorized,
+    /// 503, try again.
+    Busy,
+    /// 503.
+    Unavailable,
+    /// 507.
+    NoSpace,
+    /// 500, the stored bytes are at fault.
+    Data,
+    /// 500.
+    Internal,
+}
+
+// === impl ServiceError ===
+
+impl ServiceError {
+    /// What the caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotFound { .. } => ErrorKind::NotFound,
+            Self::NoState { .. } => ErrorKind::NoState,
+            Self::Mismatch { .. } => ErrorKind::Mismatch,
+            Self::Invalid(_) => ErrorKind::Invalid,
+            Self::Unauthorized => ErrorKind::Unauthorized,
+            Self::Busy(_) => ErrorKind::Busy,
+            Self::Unavailable(_) => ErrorKind::Unavailable,
+            Self::NoSpace(_) => ErrorKind::NoSpace,
+            Self::Data(_) => ErrorKind::Data,
+            Self::Internal(_) => ErrorKind::Internal,
+        }
+    }
+}
+
+// === impl ErrorKind ===
+
+impl ErrorKind {
+    /// The name used in bodies and metrics: `not_found`, `no_state`, …
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NotFound => "not_found",
+            Self::NoState => "no_state",
+            Self::Mismatch => "mismatch",
+            Self::Invalid => "invalid",
+            Self::Unauthorized => "unauthorized",
+            Self::Busy => "busy",
+            Self::Unavailable => "unavailable",
+            Self::NoSpace => "no_space",
+            Self::Data => "data",
+            Self::Internal => "internal",
+        }
+    }
+}

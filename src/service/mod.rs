@@ -1,0 +1,368 @@
+//! The owner of all decisions.
+//!
+//! # What
+//! [`Service`] stands between three worlds. *Workers* attach and speak over a shared-memory
+//! channel, each served by a task of its own (`session`). *Storage* is blocking: one thread changes
+//! the disk (`mover`), some read from it (`promote`). *People and programs* ask by name (`by_name`,
+//! `rows`).
+//!
+//! # State
+//! What all share is `core`, under one lock that is held for lookups and bookkeeping only.
+//! Everything of one worker belongs to its task. A save is a [`SaveState`], a restore a
+//! [`RestoreState`]; each step takes the state by value.
+//!
+//! # Order of writes
+//! Bytes, then the RAM tier, then the index, then the worker is told: what is found is whole. On
+//! disk: objects, then the manifest, then the conversation; removals go the other way.
+//!
+//! # Cancellation
+//! Before a snapshot is visible, whatever ends a save leaves nothing. A lease ends with its session
+//! at the latest. Shutting down takes leases back, lets copies under way end, writes down what is
+//! pending, and stops at its deadline.
+//!
+//! # Errors
+//! A worker never gets an error that its server would have to handle: it gets a miss, a decline, or
+//! the end of its session. Callers by name get a [`ServiceError`] with one kind for each thing that
+//! they can do about it.
+
+pub mod api;
+mod attach;
+mod by_name;
+mod commit;
+pub mod config;
+pub mod conversations;
+mod core;
+pub mod error;
+mod fd_socket;
+pub mod hold;
+mod latch;
+pub mod metrics;
+mod mover;
+mod peer;
+pub mod policy;
+mod promote;
+pub mod restore_state;
+mod room;
+mod rows;
+pub mod save_state;
+mod session;
+mod startup;
+#[cfg(test)]
+mod tests;
+mod workers;
+mod write_down;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use prometheus_client::registry::Registry;
+use tokio::sync::{Notify, broadcast};
+use tokio_util::task::TaskTracker;
+
+pub use self::api::{
+    ConversationRow, DeleteReply, DeleteRequest, Event, InfoRequest, ListReply, ListRequest,
+    RestoreReply, RestoreRequest, SaveReply, SaveRequest, Selector, SnapshotRow, StatusReply,
+    TierRow, WorkerLoad, WorkerRow,
+};
+pub use self::attach::{Attachment, ChannelFds};
+pub use self::config::Config;
+pub use self::error::{ErrorKind, ServiceError};
+pub use self::fd_socket::FdSocket;
+pub use self::hold::Hold;
+pub use self::peer::Peer;
+pub use self::restore_state::RestoreState;
+pub use self::save_state::SaveState;
+pub use self::workers::{Stop, Worker};
+
+use self::core::Core;
+use self::latch::Latches;
+use self::metrics::Metrics;
+use self::mover::Bell;
+use self::peer::Gate;
+use self::promote::Promoter;
+use self::session::Leased;
+use self::workers::Workers;
+use crate::device::{Device, DeviceKind};
+use crate::index::{Coverage, Hit, Index, LeaseToken, TierSet, TreeKey};
+use crate::proto::channel::layout::CloseReason;
+use crate::store::{Store, StoreError};
+use crate::types::{BootId, SnapshotId, TierKind, TokenId};
+use crate::util::clock::Clock;
+use crate::util::secret::TokenError;
+
+/// Not ready: the data directory is being read.
+const LOADING: &str = "the index is being read";
+
+/// Not ready: the data directory cannot be read.
+const LOAD_FAILED: &str = "the data directory cannot be read";
+
+/// Not ready: a failed fsync ended all writing.
+const DISK_FAILED: &str = "the disk takes no more writes";
+
+/// Events that a slow watcher may be behind before it loses some.
+const EVENTS: usize = 1024;
+
+/// The service.
+pub struct Service {
+    config: Config,
+    clock: Arc<dyn Clock>,
+    store: Store,
+    devices: Vec<Arc<dyn Device>>,
+    gate: Gate,
+    boot: BootId,
+    core: Mutex<Core>,
+    workers: Workers,
+    promoter: Arc<Promoter>,
+    /// Wakes the disk thread.
+    wake: Arc<Bell>,
+    /// Something changed that a request by name may wait for.
+    changed: Notify,
+    latches: Latches,
+    metrics: Metrics,
+    /// Room in the RAM tier that is spoken for.
+    reserved: Arc<Mutex<u64>>,
+    /// Keeps machines in a state, for tests.
+    pub hold: Hold,
+    events: broadcast::Sender<Event>,
+    tasks: TaskTracker,
+    lease: AtomicU64,
+    stopping: AtomicBool,
+}
+
+/// Why the service cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The token file.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// The token log.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The system gave no thread.
+    #[error("starting a thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+// === impl Service ===
+
+impl Service {
+    /// Starts the service; what is on disk is read in the background, see [`Service::ready`]. Must
+    /// be called inside a runtime.
+    ///
+    /// # Errors
+    /// The token file or the token log cannot be used, or the system gives no threads.
+    pub fn start(
+        config: Config,
+        store: Store,
+        devices: Vec<Arc<dyn Device>>,
+        clock: Arc<dyn Clock>,
+        registry: &mut Registry,
+    ) -> Result<Arc<Self>, StartError> {
+        let gate = Gate::new(&config.allow_uids, config.token_file.as_deref())?;
+        let disk = store.disk.is_some().then_some(TierKind::Disk);
+        let tiers: TierSet = [TierKind::Ram].into_iter().chain(disk).collect();
+        let index = Index::new(store.token_log()?, tiers);
+        // Above every number of an earlier start, as long as the clock does not go back.
+        let generation = clock.now().0.saturating_mul(1 << 20);
+        let threads = config.read_threads;
+        let service = Arc::new(Self {
+            gate,
+            boot: BootId::random(),
+            core: Mutex::new(Core::new(index, generation)),
+            workers: Workers::default(),
+            promoter: Arc::default(),
+            wake: Arc::default(),
+            changed: Notify::new(),
+            latches: Latches::default(),
+            reserved: Arc::default(),
+            metrics: Metrics::register(registry),
+            hold: Hold::from_env(),
+            events: broadcast::Sender::new(EVENTS),
+            tasks: TaskTracker::new(),
+            lease: AtomicU64::new(0),
+            stopping: AtomicBool::new(false),
+            config,
+            clock,
+            store,
+            devices,
+        });
+        service.latches.hold(LOADING);
+        service.promoter.start(&service, threads)?;
+        mover::start(&service)?;
+        let loading = Arc::clone(&service);
+        tokio::task::spawn_blocking(move || loading.load());
+        Ok(service)
+    }
+
+    /// Waits until nothing holds the service back.
+    pub async fn ready(&self) {
+        loop {
+            let changed = self.changed.notified();
+            if self.latches.is_open() {
+                return;
+            }
+            let look = std::time::Duration::from_millis(20);
+            let _ = tokio::time::timeout(look, changed).await;
+        }
+    }
+
+    /// What happens from now on.
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+
+    /// This start of the daemon.
+    pub fn boot(&self) -> BootId {
+        self.boot
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Whether the peer may use the control plane; `token` is what it showed.
+    pub fn admits(&self, peer: &Peer, token: Option<&str>) -> bool {
+        self.gate.admits(peer, token)
+    }
+
+    /// Ends sessions and writes down what is pending, within the configured time.
+    pub async fn shutdown(&self) {
+        self.stopping.store(true, Ordering::Release);
+        let deadline = tokio::time::Instant::now() + self.config.drain_timeout;
+        for worker in self.workers.all() {
+            self.send_away(&worker, CloseReason::Shutdown);
+        }
+        self.tasks.close();
+        if tokio::time::timeout_at(deadline, self.tasks.wait())
+            .await
+            .is_err()
+        {
+            tracing::warn!("Some sessions did not end in time");
+        }
+        self.core.lock().queue.draining = true;
+        self.wake.notify_one();
+        loop {
+            let changed = self.changed.notified();
+            let left = {
+                let core = self.core.lock();
+                let idle = core.queue.is_idle() && !core.conversations.any_dirty();
+                if idle { 0 } else { core.queue.len().max(1) }
+            };
+            if left == 0 {
+                break;
+            }
+            if tokio::time::Instant::now() >= deadline {
+                tracing::warn!(
+                    snapshots = left,
+                    "Stopping with snapshots that are not durable"
+                );
+                break;
+            }
+            let look = tokio::time::Instant::now() + std::time::Duration::from_millis(50);
+            let _ = tokio::time::timeout_at(deadline.min(look), changed).await;
+        }
+        self.promoter.stop();
+        self.wake.notify_one();
+    }
+
+    /// What is on disk is known. A disk that failed later does not keep workers away.
+    fn is_loaded(&self) -> bool {
+        !self.latches.holds(LOADING) && !self.latches.holds(LOAD_FAILED)
+    }
+
+    fn stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    fn device(&self, kind: DeviceKind) -> Option<&Arc<dyn Device>> {
+        self.devices.iter().find(|device| device.kind() == kind)
+    }
+
+    fn announce(&self, event: Event) {
+        // Nobody may be watching.
+        let _ = self.events.send(event);
+    }
+
+    fn next_lease(&self) -> u64 {
+        self.lease.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// How much KV of the tokens is stored; `None` if a snapshot stands at their end. It then
+    /// counts as seen by the request.
+    fn coverage(
+        &self,
+        key: &TreeKey,
+        tokens: &[TokenId],
+        conversation: &conversations::ConversationKey,
+        owner: conversations::Owner,
+    ) -> Option<u32> {
+        let now = self.clock.now();
+        let boundary = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        let mut core = self.core.lock();
+        let Coverage { kv, deepest, .. } = core.index.coverage(key, tokens);
+        match deepest {
+            Some((id, at)) if at == boundary => {
+                core.index.touch(&id, now);
+                core.conversations.saw(conversation, owner, id, at, now);
+                None
+            }
+            _ => Some(kv),
+        }
+    }
+
+    /// The deepest restorable snapshot, held, if `fits` says so. The error says whether there was
+    /// one.
+    fn lease(
+        &self,
+        key: &TreeKey,
+        tokens: &[TokenId],
+        max_boundary: u32,
+        fits: impl FnOnce(&Hit, &mut Core) -> bool,
+    ) -> Result<Leased, bool> {
+        let mut core = self.core.lock();
+        let hit = core.index.lookup(key, tokens, max_boundary).ok_or(false)?;
+        if !fits(&hit, &mut core) {
+            return Err(true);
+        }
+        let token = core.index.lease(&hit.snapshot).ok_or(false)?;
+        core.index.touch(&hit.snapshot, self.clock.now());
+        let all = token
+            .objects()
+            .filter_map(|id| Some((id, self.store.ram.peek(&id)?)));
+        let there = all.collect();
+        Ok(Leased { hit, token, there })
+    }
+
+    /// Ends a lease.
+    fn release(&self, token: LeaseToken) {
+        let mut core = self.core.lock();
+        let removal = core.release(token);
+        self.drop_from_ram(&core, &removal.objects);
+        if self.store.disk.is_some() {
+            core.queue.remove(removal);
+        }
+    }
+
+    /// A snapshot was used.
+    fn touch(&self, snapshot: SnapshotId) {
+        let now = self.clock.now();
+        self.core.lock().index.touch(&snapshot, now);
+    }
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service")
+            .field("boot", &self.boot)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.promoter.stop();
+        self.wake.notify_one();
+    }
+}

@@ -1,0 +1,392 @@
+//! The disk thread: the only one that changes what is on disk.
+//!
+//! # What
+//! Removals first, then objects that have to leave RAM, then snapshots that are due, oldest first;
+//! and the conversations that changed. One thread, so that no two of these ever meet: what is being
+//! written is not removed at the same time, and a manifest never goes after its objects.
+//!
+//! # Errors
+//! A failed write is tried again, later and later. After a failed fsync the disk takes nothing
+//! more: the service is not ready any longer, serves from RAM and disk as before, and lets last
+//! copies go.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::Service;
+use super::conversations::ConversationKey;
+use super::core::{Failure, Model, Removal};
+use super::metrics::{self, ByReason, Name};
+use crate::store::{self, ErrorKind, StoreError, Stored, Tier};
+use crate::types::TierKind;
+
+/// The longest sleep; levels of tiers are told as often.
+const NAP: Duration = Duration::from_millis(500);
+
+/// Most of the disk's budget that is kept free.
+const MAX_SLACK: u64 = 256 << 20;
+
+/// First pause after a failure; it doubles up to [`MAX_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Longest pause after failures.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+
+/// Wakes the disk thread.
+#[derive(Debug, Default)]
+pub struct Bell {
+    rung: Mutex<bool>,
+    cond: Condvar,
+}
+
+// === impl Bell ===
+
+impl Bell {
+    /// There is something to do.
+    pub fn notify_one(&self) {
+        *self.rung.lock() = true;
+        self.cond.notify_one();
+    }
+
+    /// Waits until it rings, or for so long.
+    fn wait(&self, at_most: Duration) {
+        let mut rung = self.rung.lock();
+        if !*rung {
+            self.cond.wait_for(&mut rung, at_most);
+        }
+        *rung = false;
+    }
+}
+
+/// Starts the thread. It ends with the service.
+pub(super) fn start(service: &Arc<Service>) -> std::io::Result<()> {
+    let bell = Arc::clone(&service.wake);
+    let service = Arc::downgrade(service);
+    let thread = std::thread::Builder::new().name("engram-disk".to_owned());
+    thread.spawn(move || run(&bell, &service))?;
+    Ok(())
+}
+
+fn run(bell: &Bell, service: &Weak<Service>) {
+    let mut pause = Duration::ZERO;
+    loop {
+        bell.wait(pause);
+        let Some(service) = service.upgrade() else {
+            return;
+        };
+        if !service.is_loaded() {
+            pause = NAP;
+            continue;
+        }
+        pause = service.move_things();
+    }
+}
+
+// === impl Service ===
+
+impl Service {
+    /// Does one round of everything that is to be done. Returns how long nothing is due.
+    fn move_things(&self) -> Duration {
+        self.remove_things();
+        self.keep_room();
+        self.keep_disk_room();
+        self.demote_things();
+        self.remove_things();
+        let now = self.clock.monotonic();
+        let due = self.core.lock().queue.pop(now);
+        if let Some(snapshot) = due {
+            self.write_down(snapshot);
+        }
+        self.write_refs();
+        self.refresh_levels();
+        self.changed.notify_waiters();
+        let core = self.core.lock();
+        if !core.queue.removals.is_empty() || !core.queue.demotions.is_empty() {
+            return Duration::ZERO;
+        }
+        let next = core.queue.next_at().map(|at| {
+            let now = self.clock.monotonic();
+            let not_before = core.queue.not_before.saturating_sub(now);
+            if core.queue.draining {
+                not_before
+            } else {
+                at.saturating_sub(now)
+            }
+        });
+        next.unwrap_or(NAP).min(NAP)
+    }
+
+    /// Takes off the disk what is to go: manifests first.
+    fn remove_things(&self) {
+        loop {
+            let Some(removal) = self.core.lock().queue.removals.pop_front() else {
+                return;
+            };
+            self.remove_now(&removal);
+            self.core.lock().queue.done += 1;
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// As [`Self::remove_things`], one removal.
+    pub(super) fn remove_now(&self, removal: &Removal) {
+        let Removal { snapshots, objects } = removal;
+        if let Some(manifests) = &self.store.manifests {
+            for snapshot in snapshots {
+                if let Err(error) = manifests.remove(snapshot) {
+                    self.disk_failed("remove", &error);
+                }
+            }
+        }
+        for object in objects {
+            // Somebody may have saved the same prefix again: then it is known again, and stays.
+            let core = self.core.lock();
+            let known = core.index.object(object);
+            if known.is_some_and(|info| info.tiers.contains(TierKind::Disk)) {
+                continue;
+            }
+            if known.is_none() {
+                self.drop_from_ram(&core, std::slice::from_ref(object));
+            }
+            drop(core);
+            if let Some(disk) = &self.store.disk
+                && let Err(error) = disk.remove(object)
+            {
+                self.disk_failed("remove", &error);
+            }
+        }
+    }
+
+    /// Writes objects down whose last copy has to leave RAM.
+    fn demote_things(&self) {
+        loop {
+            let (object, model) = {
+                let mut core = self.core.lock();
+                if self.clock.monotonic() < core.queue.not_before {
+                    return;
+                }
+                let Some(id) = core.queue.demotions.pop_front() else {
+                    return;
+                };
+                let known = core.index.object(&id);
+                if known.is_none_or(|info| info.tiers.contains(TierKind::Disk)) {
+                    continue;
+                }
+                let object = self.store.ram.peek(&id);
+                let fingerprint = object.as_ref().map(|object| object.meta.fingerprint);
+                let model = fingerprint.and_then(|fingerprint| core.model(&fingerprint));
+                (object, model)
+            };
+            let Some((object, model)) = object.zip(model) else {
+                continue;
+            };
+            match self.write_demoted(&object, &model) {
+                Ok(_) => self.made_room(),
+                Err(error) => {
+                    self.write_failed(&error);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn write_demoted(&self, object: &store::Object, model: &Model) -> Result<u64, StoreError> {
+        if let Some(disk) = &self.store.disk {
+            disk.register_model(model.fingerprint, &model.geometry, model.description())?;
+        }
+        self.write_object(object)
+    }
+
+    /// Last copies became spare ones: let some go if RAM is full.
+    pub(super) fn made_room(&self) {
+        self.keep_room();
+    }
+
+    /// Writes one object, making room on disk if need be. Returns the payload bytes written.
+    pub(super) fn write_object(&self, object: &store::Object) -> Result<u64, StoreError> {
+        let Some(disk) = &self.store.disk else {
+            return Ok(0);
+        };
+        let mut tried = 0;
+        let stored = loop {
+            match disk.put(object) {
+                Err(StoreError::NoSpace { need, free, .. }) if tried < 3 => {
+                    tried += 1;
+                    if self.evict_from_disk(need.saturating_sub(free)) == 0 {
+                        return Err(StoreError::NoSpace {
+                            tier: TierKind::Disk,
+                            need,
+                            free,
+                        });
+                    }
+                }
+                Err(StoreError::Floor {
+                    path,
+                    need,
+                    available,
+                    min_free,
+                }) if tried < 3 => {
+                    tried += 1;
+                    let short = need.saturating_add(min_free).saturating_sub(available);
+                    // What others fill, giving up all of ours would not free.
+                    let hopeless = short > disk.usage().bytes;
+                    if hopeless || self.evict_from_disk(short) == 0 {
+                        return Err(StoreError::Floor {
+                            path,
+                            need,
+                            available,
+                            min_free,
+                        });
+                    }
+                }
+                stored => break stored?,
+            }
+        };
+        let id = &object.meta.id;
+        let mut core = self.core.lock();
+        if core.index.object(id).is_none() {
+            drop(core);
+            // It went while it was written.
+            disk.remove(id)?;
+            return Ok(0);
+        }
+        let _ = core.index.set_tier(id, TierKind::Disk, true);
+        drop(core);
+        match stored {
+            Stored::Written { .. } => {
+                self.metrics.written_bytes.inc_by(object.bytes());
+                Ok(object.bytes())
+            }
+            Stored::AlreadyThere => Ok(0),
+        }
+    }
+
+    /// Keeps a little of the disk's budget free: for the tokens of snapshots that are only in RAM,
+    /// and for small files, so that those who write them need not wait.
+    pub(super) fn keep_disk_room(&self) {
+        let Some(disk) = &self.store.disk else {
+            return;
+        };
+        let usage = disk.usage();
+        let slack = (usage.budget / 32).min(MAX_SLACK);
+        let short = std::mem::take(&mut self.core.lock().queue.short);
+        let wanted = usage.bytes.saturating_add(slack.max(short));
+        if let Some(over) = wanted.checked_sub(usage.budget).filter(|over| *over > 0) {
+            self.evict_from_disk(over);
+        }
+    }
+
+    /// Lets the least recently used go from disk: the snapshot from the index, its manifest, its
+    /// objects. Returns how many objects went.
+    pub(super) fn evict_from_disk(&self, bytes: u64) -> usize {
+        let now = self.clock.now();
+        let mut removal = Removal::default();
+        {
+            let mut core = self.core.lock();
+            for victim in core.index.victims(TierKind::Disk, bytes, now) {
+                let gone = self.forget(&mut core, &victim, TierKind::Disk);
+                removal.snapshots.extend(gone.snapshots);
+                removal.objects.extend(gone.objects);
+                if !removal.objects.contains(&victim.object) {
+                    removal.objects.push(victim.object);
+                }
+            }
+        }
+        let count = removal.objects.len();
+        self.metrics
+            .evicted
+            .get_or_create(&TierKind::Disk.into())
+            .inc_by(count as u64);
+        self.announce_evicted(&removal.snapshots);
+        self.remove_now(&removal);
+        count
+    }
+
+    /// Writes conversations that changed, if something durable bears their name.
+    fn write_refs(&self) {
+        let Some(refs) = &self.store.refs else {
+            return;
+        };
+        let keys: Vec<ConversationKey> = {
+            let mut core = self.core.lock();
+            if self.clock.monotonic() < core.queue.not_before {
+                return;
+            }
+            let keys: Vec<_> = core.conversations.take_dirty().into_iter().collect();
+            core.queue.writing_refs = keys.len();
+            core.conversations.trim(self.config.max_idle_conversations);
+            keys
+        };
+        for key in keys {
+            let (name, stored) = {
+                let core = self.core.lock();
+                let tenant = key.tenant.as_deref();
+                (
+                    store::ConversationKey::of(tenant, &key.name),
+                    core.stored(&key),
+                )
+            };
+            let written = match stored {
+                Some(conversation) => refs.put(&conversation),
+                None => refs.remove(&name).map(drop),
+            };
+            if let Err(error) = written {
+                self.write_failed(&error);
+                self.core.lock().conversations.mark_dirty(key);
+            }
+        }
+        self.core.lock().queue.writing_refs = 0;
+    }
+
+    /// Counts a failed write, and makes the thread wait before the next.
+    pub(super) fn write_failed(&self, error: &StoreError) -> Failure {
+        let failure = match error.kind() {
+            ErrorKind::NoSpace => Failure::NoSpace,
+            ErrorKind::Unavailable => Failure::Unavailable,
+            _ => Failure::Other,
+        };
+        let label = ByReason {
+            reason: Name(failure.as_str()),
+        };
+        self.metrics.write_failures.get_or_create(&label).inc();
+        tracing::warn!(%error, "Could not write to disk");
+        let mut core = self.core.lock();
+        let pause = FIRST_PAUSE
+            .saturating_mul(1 << core.queue.failures.min(16))
+            .min(MAX_PAUSE);
+        core.queue.failures += 1;
+        core.queue.not_before = self.clock.monotonic().saturating_add(pause);
+        drop(core);
+        if self
+            .store
+            .disk
+            .as_ref()
+            .is_some_and(|disk| disk.poisoned().is_some())
+        {
+            self.latches.hold(super::DISK_FAILED);
+        }
+        failure
+    }
+
+    fn disk_failed(&self, what: &'static str, error: &StoreError) {
+        metrics::count(&self.metrics.write_failures, what);
+        tracing::warn!(%error, "Could not remove from disk");
+        if self
+            .store
+            .disk
+            .as_ref()
+            .is_some_and(|disk| disk.poisoned().is_some())
+        {
+            self.latches.hold(super::DISK_FAILED);
+        }
+    }
+
+    /// A write went well.
+    pub(super) fn write_succeeded(&self) {
+        let mut core = self.core.lock();
+        core.queue.failures = 0;
+        core.queue.not_before = Duration::ZERO;
+    }
+}

@@ -1,0 +1,345 @@
+//! What is shown: snapshots, conversations, tiers, workers, the daemon itself. Reads only.
+
+use std::cmp::Reverse;
+
+use super::Service;
+use super::api::{
+    ConversationRow, InfoRequest, ListReply, ListRequest, Selector, SnapshotRow, StatusReply,
+    TierRow, WorkerRow,
+};
+use super::conversations::{ConversationKey, Need, Turn};
+use super::core::Core;
+use super::error::ServiceError;
+use super::save_state::SaveState;
+use super::workers::seconds;
+use crate::index::SnapshotInfo;
+use crate::store::{Tier, Usage};
+use crate::types::{Millis, SnapshotId, TierKind};
+
+/// Rows of a list when nothing is said.
+const DEFAULT_ROWS: usize = 1000;
+
+/// Which name of a snapshot a row is about.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Called {
+    pub key: Option<ConversationKey>,
+    pub turn: Option<u32>,
+    pub branch: Option<String>,
+}
+
+// === impl Service ===
+
+impl Service {
+    /// Snapshots of a conversation, or all.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such conversation.
+    pub fn list(&self, request: ListRequest) -> Result<ListReply, ServiceError> {
+        let ListRequest {
+            tenant,
+            conversation_id,
+            limit,
+            offset,
+        } = request;
+        let limit = if limit == 0 { DEFAULT_ROWS } else { limit };
+        let core = self.core.lock();
+        let (called, total) = match conversation_id {
+            Some(name) => {
+                let select = Selector {
+                    tenant,
+                    ..Selector::conversation(name)
+                };
+                let all = of_conversation(&core, &core.conversations.key_of(&select)?);
+                let total = all.len();
+                (all.into_iter().skip(offset).take(limit).collect(), total)
+            }
+            None => everything(&core, tenant.as_deref(), offset, limit),
+        };
+        let rows = called.into_iter();
+        let snapshots = rows
+            .filter_map(|(id, called)| self.row(&core, id, &called))
+            .collect();
+        Ok(ListReply { snapshots, total })
+    }
+
+    /// Conversations, last changed first, and how many there are.
+    pub fn conversations(&self, limit: usize, offset: usize) -> (Vec<ConversationRow>, usize) {
+        let limit = if limit == 0 { DEFAULT_ROWS } else { limit };
+        let core = self.core.lock();
+        let mut all: Vec<_> = core.conversations.iter().collect();
+        let total = all.len();
+        all.sort_by(|(a, one), (b, other)| (other.updated, a).cmp(&(one.updated, b)));
+        let page = all.into_iter().skip(offset).take(limit);
+        let rows = page.map(|(key, it)| ConversationRow {
+            conversation_id: key.name.to_string(),
+            tenant: key.tenant.as_deref().map(str::to_owned),
+            turns: u32::try_from(it.turns.len()).unwrap_or(u32::MAX),
+            branches: it.branches.keys().cloned().collect(),
+            snapshots: it.snapshots().len(),
+            total_tokens: it.turns.last().map_or(0, |turn| turn.total_tokens),
+            updated_at: seconds(it.updated),
+        });
+        (rows.collect(), total)
+    }
+
+    /// One snapshot.
+    ///
+    /// # Errors
+    /// `NotFound`, `NoState`, `Invalid`; `Data` if the token ids cannot be read.
+    pub fn info(&self, request: InfoRequest) -> Result<SnapshotRow, ServiceError> {
+        let InfoRequest {
+            select,
+            with_tokens,
+        } = request;
+        let core = self.core.lock();
+        let (id, called) = existing(&core, &select)?;
+        let mut row = self
+            .row(&core, id, &called)
+            .ok_or_else(|| unknown_snapshot(&id))?;
+        if with_tokens {
+            let mut tokens = Vec::with_capacity(row.boundary as usize);
+            if !core.index.read_tokens(&id, &mut tokens) {
+                return Err(ServiceError::Data(format!("the tokens of snapshot {id}")));
+            }
+            row.fill_ids = Some(tokens);
+        }
+        Ok(row)
+    }
+
+    /// The daemon at a glance.
+    pub fn status(&self) -> StatusReply {
+        let mut not_ready = self.latches.reasons();
+        if self.stopping() {
+            not_ready.push("stopping".to_owned());
+        }
+        let core = self.core.lock();
+        StatusReply {
+            version: env!("CARGO_PKG_VERSION"),
+            boot: self.boot,
+            ready: not_ready.is_empty(),
+            not_ready,
+            workers: self.workers.len(),
+            snapshots: core.records.len(),
+            conversations: core.conversations.len(),
+            pending_writes: core.queue.len(),
+            held: self.hold.held(),
+        }
+    }
+
+    /// The tiers that there are.
+    pub fn tiers(&self) -> Vec<TierRow> {
+        let row = |tier, usage: Usage, healthy| TierRow {
+            tier,
+            used_bytes: usage.bytes,
+            budget_bytes: usage.budget,
+            objects: usage.objects,
+            healthy,
+        };
+        let ram = row(TierKind::Ram, self.store.ram.usage(), true);
+        let disk = self.store.disk.as_ref();
+        let disk = disk.map(|disk| row(TierKind::Disk, disk.usage(), disk.poisoned().is_none()));
+        std::iter::once(ram).chain(disk).collect()
+    }
+
+    /// The attached workers, in the order in which they came.
+    pub fn workers(&self) -> Vec<WorkerRow> {
+        self.workers
+            .all()
+            .iter()
+            .map(|worker| worker.row())
+            .collect()
+    }
+
+    pub(super) fn row(&self, core: &Core, id: SnapshotId, called: &Called) -> Option<SnapshotRow> {
+        let info = core.index.snapshot(&id)?;
+        let record = core.records.get(&id)?;
+        let conversation = called
+            .key
+            .as_ref()
+            .and_then(|key| core.conversations.get(key));
+        let turn = called
+            .turn
+            .zip(conversation)
+            .and_then(|(turn, it)| it.turn(turn));
+        let created = seconds(info.created);
+        let beyond = turn.map_or(0, |turn| turn.total_tokens.saturating_sub(info.boundary));
+        let rid = turn.map(|turn| turn.rid.to_string());
+        Some(SnapshotRow {
+            snapshot_id: id,
+            conversation_id: called.key.as_ref().map(|key| key.name.to_string()),
+            turn_number: called.turn,
+            branch_name: called.branch.clone(),
+            rid: rid.or_else(|| record.rid.as_deref().map(str::to_owned)),
+            timestamp: turn.map_or(created, |turn| seconds(turn.finished)),
+            created_at: created,
+            token_count: info.boundary,
+            boundary: info.boundary,
+            tokens_after_boundary: beyond,
+            model_name: record.model.name.clone(),
+            fingerprint: record.model.fingerprint,
+            parent_snapshot: info.parent,
+            tier: tier_of(&info),
+            size_bytes: info.state_bytes.saturating_add(info.kv_bytes),
+            durable: record.state == SaveState::Durable,
+            pinned: is_pinned(&info, self.clock.now()),
+            fill_ids: None,
+        })
+    }
+
+    /// Tells the levels of tiers and the like to the metrics.
+    pub(super) fn refresh_levels(&self) {
+        for tier in self.tiers() {
+            let label = tier.tier.into();
+            self.metrics
+                .tier_bytes
+                .get_or_create(&label)
+                .set(tier.used_bytes);
+            self.metrics
+                .tier_budget
+                .get_or_create(&label)
+                .set(tier.budget_bytes);
+            self.metrics
+                .tier_objects
+                .get_or_create(&label)
+                .set(tier.objects);
+        }
+        self.metrics.arena_bytes.set(self.store.arena.used());
+        for (reason, count) in self.store.counts().quarantined {
+            let label = super::metrics::ByReason {
+                reason: super::metrics::Name(reason.as_str()),
+            };
+            self.metrics.quarantined.get_or_create(&label).set(count);
+        }
+        let core = self.core.lock();
+        self.metrics.snapshots.set(core.records.len() as u64);
+        self.metrics
+            .conversations
+            .set(core.conversations.len() as u64);
+        self.metrics.pending_writes.set(core.queue.len() as u64);
+    }
+}
+
+/// The snapshot that a selector names, and how it names it.
+pub(super) fn existing(
+    core: &Core,
+    select: &Selector,
+) -> Result<(SnapshotId, Called), ServiceError> {
+    if let Some(id) = select.snapshot_id {
+        if !core.records.contains_key(&id) {
+            return Err(unknown_snapshot(&id));
+        }
+        return Ok((id, called(core, id)));
+    }
+    let found = core.conversations.find(select, Need::Existing)?;
+    let name = found.key.name.to_string();
+    let id = found.snapshot.ok_or(ServiceError::NoState { name })?;
+    let called = Called {
+        key: Some(found.key),
+        turn: found.turn,
+        branch: found.branch,
+    };
+    Ok((id, called))
+}
+
+/// Some name of a snapshot: its latest turn, or a branch, or that of the request that made it.
+pub(super) fn called(core: &Core, id: SnapshotId) -> Called {
+    let Some(key) = core.conversations.named_by(id).first() else {
+        let record = core.records.get(&id);
+        let key = record.and_then(|record| record.conversation.clone());
+        return Called {
+            key,
+            turn: None,
+            branch: None,
+        };
+    };
+    let conversation = core.conversations.get(key);
+    let turns = conversation.map_or(&[][..], |it| it.turns.as_slice());
+    let turn = turns.iter().rev().find(|turn| turn.snapshot == Some(id));
+    let branches = conversation.into_iter().flat_map(|it| &it.branches);
+    let branch = branches.into_iter().find(|(_, other)| **other == id);
+    Called {
+        key: Some(key.clone()),
+        turn: turn.map(|turn| turn.number),
+        branch: branch
+            .filter(|_| turn.is_none())
+            .map(|(name, _)| name.clone()),
+    }
+}
+
+/// Turns ascending, then branches by name.
+fn of_conversation(core: &Core, key: &ConversationKey) -> Vec<(SnapshotId, Called)> {
+    let Some(conversation) = core.conversations.get(key) else {
+        return Vec::new();
+    };
+    let turn = |turn: &Turn| {
+        let called = Called {
+            key: Some(key.clone()),
+            turn: Some(turn.number),
+            branch: None,
+        };
+        Some((turn.snapshot?, called))
+    };
+    let branch = |(name, id): (&String, &SnapshotId)| {
+        let called = Called {
+            key: Some(key.clone()),
+            turn: None,
+            branch: Some(name.clone()),
+        };
+        (*id, called)
+    };
+    let turns = conversation.turns.iter().filter_map(turn);
+    turns
+        .chain(conversation.branches.iter().map(branch))
+        .collect()
+}
+
+/// A page of every snapshot of a tenant, newest first, and how many there are.
+fn everything(
+    core: &Core,
+    tenant: Option<&str>,
+    offset: usize,
+    limit: usize,
+) -> (Vec<(SnapshotId, Called)>, usize) {
+    let mut all: Vec<_> = core
+        .records
+        .iter()
+        .filter(|(_, record)| record.namespace.tenant.as_deref() == tenant)
+        .map(|(id, record)| Reverse((record.created, *id)))
+        .collect();
+    let total = all.len();
+    // Only what comes up to the end of the page is put in order.
+    let end = offset.saturating_add(limit);
+    if end < total {
+        all.select_nth_unstable(end);
+        all.truncate(end);
+    }
+    all.sort_unstable();
+    let page = all
+        .into_iter()
+        .skip(offset)
+        .map(|Reverse((_, id))| (id, called(core, id)));
+    (page.collect(), total)
+}
+
+/// The highest tier that holds all of it.
+pub(super) fn tier_of(info: &SnapshotInfo) -> TierKind {
+    let whole = info.state_tiers.both(info.kv_tiers);
+    let lowest = TierKind::ALL.into_iter().rev();
+    let scattered = || {
+        let mut tiers =
+            lowest.filter(|tier| info.state_tiers.contains(*tier) || info.kv_tiers.contains(*tier));
+        tiers.next().unwrap_or(TierKind::Disk)
+    };
+    whole.iter().next().unwrap_or_else(scattered)
+}
+
+fn is_pinned(info: &SnapshotInfo, now: Millis) -> bool {
+    info.names > 0 || info.pinned_until.is_some_and(|until| until > now)
+}
+
+pub(super) fn unknown_snapshot(id: &SnapshotId) -> ServiceError {
+    ServiceError::NotFound {
+        what: "snapshot",
+        name: id.to_string(),
+    }
+}

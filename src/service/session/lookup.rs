@@ -1,0 +1,245 @@
+//! A worker's lookups: the deepest snapshot that is worth it, held, and on its way into RAM.
+
+use std::collections::HashMap;
+
+use super::restore::{Leased, Part, Restore, Slot};
+use super::{Ended, Session};
+use crate::index::TreeKey;
+use crate::proto::channel::layout::{Miss, Tier as WireTier};
+use crate::proto::channel::msg::{Lookup, LookupResult};
+use crate::service::hold::Point;
+use crate::service::metrics::{self, ByReason, Name};
+use crate::service::policy::{self, Facts};
+use crate::service::restore_state::RestoreState;
+use crate::store::pieces;
+use crate::types::{ObjectId, ObjectKind, TierKind, TokenRange};
+
+/// Leases that one worker may hold.
+const MAX_LEASES: usize = 1024;
+
+impl Session {
+    /// The longest restorable boundary, please.
+    pub(super) async fn lookup(&mut self, lookup: Lookup) -> Ended {
+        match self.find(&lookup) {
+            Ok((id, restore)) => {
+                self.hold(Point::Restore(&restore.state)).await;
+                self.grant(&lookup, id, restore).await
+            }
+            Err(reason) => {
+                metrics::count(&self.service.metrics.misses, reason.as_str());
+                self.say(LookupResult {
+                    req: lookup.req,
+                    attempt: lookup.attempt,
+                    lease: 0,
+                    boundary: 0,
+                    kv_from: 0,
+                    tier: None,
+                    reason: Some(reason),
+                    bytes: 0,
+                    parts: Vec::new(),
+                })
+            }
+        }
+    }
+
+    fn find(&mut self, lookup: &Lookup) -> Result<(u64, Restore), Miss> {
+        let Lookup {
+            req,
+            attempt,
+            max_boundary,
+            device_boundary,
+            device_kv,
+        } = *lookup;
+        let bad = Miss::BadRequest;
+        let full = self.restores.len() >= MAX_LEASES || self.closing;
+        let request = self
+            .requests
+            .get_mut(req)
+            .filter(|request| !request.closed)
+            .ok_or(bad)?;
+        if attempt < request.attempt || request.answered.is_some_and(|last| attempt <= last) {
+            return Err(bad);
+        }
+        request.attempt = attempt;
+        request.answered = Some(attempt);
+        if request.not_saved {
+            return Err(Miss::NotSaved);
+        }
+        if request.poison.is_some() {
+            return Err(bad);
+        }
+        let model = self.model.clone().ok_or(Miss::StaleEpoch)?;
+        if request.epoch != self.epoch {
+            return Err(Miss::StaleEpoch);
+        }
+        if full {
+            return Err(Miss::Busy);
+        }
+        let key = TreeKey {
+            fingerprint: model.fingerprint,
+            namespace: request.namespace_id,
+        };
+        let owner = (self.worker.session, req);
+        let conversation = &request.conversation;
+        let found = self
+            .service
+            .lease(&key, &request.tokens, max_boundary, |hit, core| {
+                let now = self.service.clock.now();
+                core.conversations
+                    .saw(conversation, owner, hit.snapshot, hit.boundary, now);
+                hit.boundary > device_boundary
+            });
+        let Leased { hit, token, there } = found.map_err(|known| {
+            if known {
+                Miss::DeviceAsDeep
+            } else {
+                Miss::NothingStored
+            }
+        })?;
+        let boundary = hit.boundary;
+        let kv_from = device_kv.min(boundary);
+        let geometry = &model.geometry;
+        let state = Part {
+            object: hit.state,
+            piece: 0,
+            range: TokenRange::at(boundary),
+            bytes: geometry.state_bytes(),
+            filled: false,
+        };
+        let mut parts = vec![state];
+        let needed = TokenRange {
+            start: kv_from,
+            end: boundary,
+        };
+        for part in &hit.kv {
+            let Some(used) = part.range.overlap(needed) else {
+                continue;
+            };
+            let pieces = pieces(geometry, ObjectKind::Kv, part.object_range);
+            for (piece, at) in pieces.iter().enumerate() {
+                if at.range.overlap(used).is_some() {
+                    let (object, range, bytes) = (part.object, at.range, at.bytes);
+                    parts.push(Part {
+                        object,
+                        piece,
+                        range,
+                        bytes,
+                        filled: false,
+                    });
+                }
+            }
+        }
+        let missing = |part: &&Part| !there.contains_key(&part.object);
+        let moved = parts
+            .iter()
+            .map(|part| part.bytes)
+            .fold(0, u64::saturating_add);
+        let from_disk = parts
+            .iter()
+            .filter(missing)
+            .map(|part| part.bytes)
+            .fold(0, u64::saturating_add);
+        let facts = Facts {
+            gain: boundary - device_boundary,
+            bytes: moved,
+            disk_bytes: from_disk,
+            disk_bytes_per_second: self.service.promoter.speed(),
+            copy_bytes_per_second: policy::COPY_BYTES_PER_SECOND,
+        };
+        let skip = policy::skip(&self.service.config, &facts);
+        let too_many = parts.len().saturating_mul(8) as u64
+            > self.service.config.down_capacity.as_u64() / 4 - 256;
+        if skip.is_some() || too_many {
+            self.service.release(token);
+            let reason = skip.unwrap_or(Miss::NoRoom);
+            let name = Name(reason.as_str());
+            self.service
+                .metrics
+                .skipped
+                .get_or_create(&ByReason { reason: name })
+                .inc();
+            return Err(reason);
+        }
+        let mut objects = HashMap::new();
+        for part in &parts {
+            let slot = || match there.get(&part.object) {
+                Some(object) => Slot::There(object.clone()),
+                None => Slot::Coming,
+            };
+            objects.entry(part.object).or_insert_with(slot);
+        }
+        let id = self.service.next_lease();
+        let restore = Restore {
+            state: RestoreState::Leased,
+            snapshot: hit.snapshot,
+            token,
+            boundary,
+            device_boundary,
+            tier: if from_disk > 0 {
+                TierKind::Disk
+            } else {
+                TierKind::Ram
+            },
+            objects,
+            parts,
+            waiting: Vec::new(),
+            copying: 0,
+            active: self.service.clock.monotonic(),
+        };
+        Ok((id, restore))
+    }
+
+    /// Tells the worker, and lets what is missing come from disk.
+    async fn grant(&mut self, lookup: &Lookup, id: u64, restore: Restore) -> Ended {
+        let hits = &self.service.metrics.hits;
+        hits.get_or_create(&restore.tier.into()).inc();
+        let pairs = restore.parts.iter().skip(1);
+        let parts = pairs
+            .flat_map(|part| [part.range.start, part.range.end])
+            .collect();
+        let bytes = restore
+            .parts
+            .iter()
+            .map(|part| part.bytes)
+            .fold(0, u64::saturating_add);
+        let coming = restore
+            .objects
+            .iter()
+            .filter(|(_, slot)| matches!(slot, Slot::Coming));
+        let coming: Vec<ObjectId> = coming.map(|(id, _)| *id).collect();
+        let (boundary, tier) = (restore.boundary, restore.tier);
+        self.restores.insert(id, restore);
+        let all_there = coming.is_empty();
+        for object in coming {
+            self.service.promote_for(object, id, &self.events_tx);
+        }
+        let state = if all_there {
+            RestoreState::Ready
+        } else {
+            RestoreState::Promoting
+        };
+        self.turn(id, state);
+        self.say(LookupResult {
+            req: lookup.req,
+            attempt: lookup.attempt,
+            lease: id,
+            boundary,
+            kv_from: lookup.device_kv.min(boundary),
+            tier: Some(wire_tier(tier)),
+            reason: None,
+            bytes,
+            parts,
+        })?;
+        self.hold_restore(id).await;
+        Ok(())
+    }
+}
+
+fn wire_tier(tier: TierKind) -> WireTier {
+    match tier {
+        TierKind::Vram => WireTier::Vram,
+        TierKind::Ram => WireTier::Ram,
+        TierKind::Disk => WireTier::Disk,
+        TierKind::Remote => WireTier::Remote,
+    }
+}

@@ -1,0 +1,436 @@
+//! A worker's saves: from its offers to visible snapshots.
+//!
+//! # What
+//! An offer is planned at once: what is stored already is asked of the index, the rest is cut into
+//! pieces, and RAM for them is taken before the worker hears of it. Each drained piece is copied
+//! into its own block. When all are in, the snapshot is committed, and only then anything of it can
+//! be found.
+//!
+//! # Order
+//! Saves of one request follow each other. A deeper offer replaces an older one of which nothing
+//! was drained. One that is being drained is waited for: its KV is not asked for twice, and the
+//! deeper save commits after it.
+//!
+//! # Cancellation
+//! A save ends by commit, by the worker's abort, by an epoch, by a deadline, by a fault, or with
+//! the session. Until its commit it is a set of blocks that nobody else knows; a copy under way
+//! holds its own block.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::copies::{Copy, What};
+use super::{Ended, Session};
+use crate::device::DeviceError;
+use crate::index::TreeKey;
+use crate::proto::channel::layout::{DeclineReason, Piece, Status};
+use crate::proto::channel::msg::{Drain, Drained, SaveAbort, Saved};
+use crate::service::commit::{Block, Commit};
+use crate::service::core::Model;
+use crate::service::hold::Point;
+use crate::service::metrics;
+use crate::service::room::Reservation;
+use crate::service::save_state::SaveState;
+use crate::store::Segment;
+use crate::types::{SnapshotId, TokenRange};
+
+/// One save.
+#[derive(Debug)]
+pub(super) struct Save {
+    pub(super) state: SaveState,
+    /// Tells it apart from others of the same number.
+    pub(super) serial: u64,
+    pub(super) req: u64,
+    pub(super) boundary: u32,
+    pub(super) model: Arc<Model>,
+    pub(super) key: TreeKey,
+    /// KV of `[0, base)` is stored, or comes with `after`.
+    pub(super) base: u32,
+    /// The save that brings KV up to `base`.
+    pub(super) after: Option<u64>,
+    /// The state first, then KV by position.
+    pub(super) parts: Vec<Part>,
+    /// Their room in the RAM tier.
+    pub(super) room: Option<Reservation>,
+    /// Parts that are not in yet.
+    pub(super) missing: usize,
+    pub(super) offered: Duration,
+    /// When the worker last did something about it.
+    pub(super) active: Duration,
+}
+
+/// One piece of a save.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) range: TokenRange,
+    pub(super) bytes: u64,
+    pub(super) segment: Option<Arc<Segment>>,
+    pub(super) at: PartAt,
+}
+
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub(super) enum PartAt {
+    Worker,
+    Copying,
+    In,
+}
+
+impl Save {
+    /// Nothing of it has arrived.
+    pub(super) fn is_untouched(&self) -> bool {
+        self.parts.iter().all(|part| part.at == PartAt::Worker)
+    }
+
+    /// The index of a piece in `parts`.
+    fn part_of(&self, piece: Piece, index: u32) -> Option<usize> {
+        let at = match piece {
+            Piece::State if index == 0 => 0,
+            Piece::State => return None,
+            Piece::Kv => usize::try_from(index).ok()?.checked_add(1)?,
+        };
+        (at < self.parts.len()).then_some(at)
+    }
+}
+
+fn name_of(part: usize) -> (Piece, u32) {
+    match part.checked_sub(1) {
+        None => (Piece::State, 0),
+        Some(index) => (Piece::Kv, u32::try_from(index).unwrap_or(u32::MAX)),
+    }
+}
+
+impl Session {
+    /// A piece lies in the ring.
+    pub(super) async fn drain(&mut self, drain: Drain) -> Ended {
+        let Drain {
+            save: id,
+            piece,
+            index,
+            ring_offset,
+            bytes,
+        } = drain;
+        let now = self.service.clock.monotonic();
+        let ring = self.copies.ring_len();
+        let Some(save) = self.saves.get_mut(&id) else {
+            return self.say(Drained {
+                save: id,
+                piece,
+                index,
+                status: Status::Cancelled,
+            });
+        };
+        save.active = now;
+        let fits = ring_offset
+            .checked_add(bytes)
+            .is_some_and(|end| end <= ring);
+        let at = save.part_of(piece, index).filter(|_| fits);
+        let serial = save.serial;
+        let part = at.and_then(|at| save.parts.get_mut(at).map(|part| (at, part)));
+        let part = part.filter(|(_, part)| part.at == PartAt::Worker && part.bytes == bytes);
+        let Some((
+            at,
+            Part {
+                segment: Some(segment),
+                at: place,
+                ..
+            },
+        )) = part
+        else {
+            self.say(Drained {
+                save: id,
+                piece,
+                index,
+                status: Status::BadRequest,
+            })?;
+            return self
+                .drop_save(id, Status::BadRequest, DeclineReason::BadRequest)
+                .await;
+        };
+        *place = PartAt::Copying;
+        let segment = Arc::clone(segment);
+        if save.state == SaveState::Wanted {
+            self.advance(id, SaveState::Draining);
+            self.hold(Point::Save(&SaveState::Draining)).await;
+        }
+        let what = What::Drain {
+            serial,
+            save: id,
+            part: at,
+        };
+        if !self.copies.start(Copy {
+            what,
+            ring_offset,
+            segment,
+        }) {
+            self.say(Drained {
+                save: id,
+                piece,
+                index,
+                status: Status::NoRoom,
+            })?;
+            return self
+                .drop_save(id, Status::NoRoom, DeclineReason::NoRoom)
+                .await;
+        }
+        Ok(())
+    }
+
+    /// A piece came out of the ring, or did not.
+    pub(super) async fn drained(
+        &mut self,
+        (serial, id, part): (u64, u64, usize),
+        result: Result<(), DeviceError>,
+    ) -> Ended {
+        let (piece, index) = name_of(part);
+        let now = self.service.clock.monotonic();
+        let save = self.saves.get_mut(&id).filter(|save| save.serial == serial);
+        let Some(save) = save else {
+            return self.say(Drained {
+                save: id,
+                piece,
+                index,
+                status: Status::Cancelled,
+            });
+        };
+        save.active = now;
+        if let Err(error) = result {
+            tracing::warn!(%error, save = id, "A piece could not be copied out of the ring");
+            self.service.metrics.error("copy");
+            self.say(Drained {
+                save: id,
+                piece,
+                index,
+                status: Status::Failed,
+            })?;
+            return self
+                .drop_save(id, Status::Failed, DeclineReason::BadRequest)
+                .await;
+        }
+        if let Some(part) = save.parts.get_mut(part) {
+            part.at = PartAt::In;
+            save.missing -= 1;
+        }
+        let whole = save.missing == 0;
+        self.say(Drained {
+            save: id,
+            piece,
+            index,
+            status: Status::Ok,
+        })?;
+        if whole { self.whole(id).await } else { Ok(()) }
+    }
+
+    /// All parts are in. Commits it, and those that waited for it.
+    async fn whole(&mut self, id: u64) -> Ended {
+        let mut next = Some(id);
+        while let Some(id) = next.take() {
+            let Some(save) = self.saves.get(&id) else {
+                break;
+            };
+            if save.state == SaveState::Draining {
+                self.advance(id, SaveState::Committing);
+                self.hold(Point::Save(&SaveState::Committing)).await;
+            }
+            let after = self.saves.get(&id).and_then(|save| save.after);
+            if after.is_some_and(|after| self.saves.contains_key(&after)) {
+                break;
+            }
+            let (status, snapshot) = self.commit(id);
+            self.say(Saved {
+                save: id,
+                status,
+                snapshot,
+            })?;
+            if status == Status::Ok {
+                self.hold(Point::Save(&SaveState::Visible)).await;
+            } else {
+                self.service.metrics.drop_save(status.as_str());
+            }
+            next = self.end_save(id);
+        }
+        Ok(())
+    }
+
+    /// Makes a whole save visible.
+    fn commit(&mut self, id: u64) -> (Status, [u8; 16]) {
+        let failed = |status| (status, [0; 16]);
+        let Some(save) = self.saves.get_mut(&id) else {
+            return failed(Status::Failed);
+        };
+        let Some(request) = self.requests.get(save.req) else {
+            return failed(Status::Cancelled);
+        };
+        let Some(tokens) = request.prefix(save.boundary) else {
+            return failed(Status::BadRequest);
+        };
+        let blocks = save.parts.iter_mut().map(|part| {
+            let segment = part.segment.take()?;
+            Some(Block {
+                range: part.range,
+                segment,
+            })
+        });
+        let Some(mut blocks) = blocks.collect::<Option<Vec<Block>>>() else {
+            return failed(Status::Failed);
+        };
+        let state = blocks.remove(0);
+        // From here on the tier itself counts them.
+        drop(save.room.take());
+        let commit = Commit {
+            model: &save.model,
+            namespace: &request.namespace,
+            key: save.key,
+            tokens,
+            base: save.base,
+            state: state.segment,
+            kv: blocks,
+            conversation: &request.conversation,
+            owner: (self.worker.session, save.req),
+            rid: &request.rid,
+        };
+        match self.service.commit(commit) {
+            Ok(SnapshotId(uuid)) => (Status::Ok, uuid.into_bytes()),
+            Err(error) => {
+                tracing::warn!(%error, save = id, "A save could not be made visible");
+                failed(error.status())
+            }
+        }
+    }
+
+    /// The worker gives a save up.
+    pub(super) async fn save_abort(&mut self, abort: SaveAbort) -> Ended {
+        let SaveAbort { save: id, reason } = abort;
+        if self.saves.contains_key(&id) {
+            metrics::count(&self.service.metrics.dropped, reason.as_str());
+            self.say(Saved {
+                save: id,
+                status: Status::Cancelled,
+                snapshot: [0; 16],
+            })?;
+            let waiting = self.end_save(id);
+            return self.fail_waiting(waiting).await;
+        }
+        Ok(())
+    }
+
+    /// Drops a save and tells the worker: by a decline if it has no answer yet.
+    pub(super) async fn drop_save(
+        &mut self,
+        id: u64,
+        status: Status,
+        reason: DeclineReason,
+    ) -> Ended {
+        let Some(save) = self.saves.get(&id) else {
+            return Ok(());
+        };
+        if save.state == SaveState::Reserving {
+            self.decline(id, reason)?;
+        } else {
+            self.service.metrics.drop_save(reason.as_str());
+            self.say(Saved {
+                save: id,
+                status,
+                snapshot: [0; 16],
+            })?;
+        }
+        let waiting = self.end_save(id);
+        self.fail_waiting(waiting).await
+    }
+
+    /// A save that waited for one that came to nothing may still commit: its KV may be stored by
+    /// now.
+    async fn fail_waiting(&mut self, waiting: Option<u64>) -> Ended {
+        match waiting {
+            Some(id) => Box::pin(self.whole(id)).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a save out. Returns one that waited for it and is whole.
+    fn end_save(&mut self, id: u64) -> Option<u64> {
+        let save = self.saves.remove(&id)?;
+        self.count_save(save.req, -1);
+        let request = self.requests.get(save.req);
+        if request.is_some_and(|request| request.closed && request.saves == 0) {
+            self.forget_request(save.req);
+        }
+        let waits = |other: &Save| other.after == Some(id) && other.missing == 0;
+        self.saves
+            .iter()
+            .find(|(_, other)| waits(other))
+            .map(|(id, _)| *id)
+    }
+
+    /// A save of a request begins or ends: those who ask by name wait for its end.
+    pub(super) fn count_save(&mut self, req: u64, by: i32) {
+        if let Some(request) = self.requests.get_mut(req) {
+            request.saves = request.saves.saturating_add_signed(by);
+            let owner = (self.worker.session, req);
+            let mut core = self.service.core.lock();
+            core.conversations
+                .count_saves(&request.conversation, owner, by);
+            drop(core);
+            self.service.changed.notify_waiters();
+        }
+    }
+
+    /// Saves that wait for room, and deadlines.
+    pub(super) async fn tend_saves(&mut self) -> Ended {
+        let now = self.service.clock.monotonic();
+        let limit = self.service.config.save_timeout;
+        let mut waiting = Vec::new();
+        let mut late = Vec::new();
+        for (id, save) in &self.saves {
+            if save.state == SaveState::Reserving {
+                waiting.push((save.offered, *id));
+            } else if now.saturating_sub(save.active) > limit {
+                late.push(*id);
+            }
+        }
+        for id in late {
+            self.drop_save(id, Status::Cancelled, DeclineReason::BadRequest)
+                .await?;
+        }
+        waiting.sort_unstable();
+        for (_, id) in waiting {
+            self.reserve(id).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends every save of a request, or all.
+    pub(super) async fn drop_saves(
+        &mut self,
+        of: Option<u64>,
+        status: Status,
+        reason: DeclineReason,
+    ) -> Ended {
+        let mut ids: Vec<(u32, u64)> = self
+            .saves
+            .iter()
+            .filter(|(_, save)| of.is_none_or(|req| save.req == req))
+            .map(|(id, save)| (save.boundary, *id))
+            .collect();
+        // The deepest first, so that none is left waiting for another.
+        ids.sort_unstable_by(|a, b| b.cmp(a));
+        for (_, id) in ids {
+            self.drop_save(id, status, reason).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn advance(&mut self, id: u64, to: SaveState) {
+        if let Some(mut save) = self.saves.remove(&id) {
+            save.state = self.step(save.state, to);
+            self.saves.insert(id, save);
+        }
+    }
+
+    pub(super) fn step(&self, state: SaveState, to: SaveState) -> SaveState {
+        let name = state.as_str();
+        match state.step(to) {
+            Ok(state) => state,
+            Err(_) => unreachable!("a save leaves {name} only by the steps that it has"),
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What a worker says of its requests: their begin, tokens, turns and end, and the weights' epochs.
+
+use super::requests::Poison;
+use super::{Ended, Session};
+use crate::index::TreeKey;
+use crate::proto::channel::layout::{DeclineReason, RevokeReason, Status};
+use crate::proto::channel::msg::{Epoch, RequestOpen, Tokens, TokensWide, TurnFinished};
+use crate::service::api;
+
+impl Session {
+    pub(super) async fn request_open(&mut self, open: RequestOpen) -> Ended {
+        let req = open.req;
+        if self.requests.get(req).is_some() {
+            // The worker begins it anew: what was under way belongs to other tokens.
+            let (status, reason) = (Status::Cancelled, DeclineReason::Superseded);
+            self.drop_saves(Some(req), status, reason).await?;
+            self.forget_request(req);
+        }
+        let now = self.service.clock.now();
+        let owner = (self.worker.session, req);
+        match self.requests.open(open) {
+            Some(request) => {
+                if let Some(poison) = request.poison {
+                    self.service.metrics.error(poison.as_str());
+                }
+                let mut core = self.service.core.lock();
+                core.conversations
+                    .open(&request.conversation, owner, &request.rid, now);
+            }
+            None => self.service.metrics.error("too_many_requests"),
+        }
+        Ok(())
+    }
+
+    pub(super) fn tokens(&mut self, tokens: Tokens) {
+        let Tokens { req, offset, ids } = tokens;
+        let poison = self.requests.add(req, offset, &ids);
+        self.poisoned(req, poison);
+    }
+
+    pub(super) fn tokens_wide(&mut self, tokens: TokensWide) {
+        let TokensWide { req, offset, ids } = tokens;
+        let poison = self.requests.add_wide(req, offset, &ids);
+        self.poisoned(req, poison);
+    }
+
+    fn poisoned(&self, req: u64, poison: Option<Poison>) {
+        if let Some(poison) = poison {
+            self.service.metrics.error(poison.as_str());
+            let reason = poison.as_str();
+            tracing::warn!(
+                req,
+                reason,
+                "A request is not saved: its tokens are not known"
+            );
+        }
+    }
+
+    /// The request ended: it becomes a turn of its conversation.
+    pub(super) fn turn_finished(&mut self, turn: &TurnFinished) {
+        let Some(request) = self.requests.get_mut(turn.req) else {
+            return;
+        };
+        if turn.attempt < request.attempt {
+            return;
+        }
+        request.attempt = turn.attempt;
+        let known = turn.total_tokens == request.len() && request.poison.is_none();
+        let Some(request) = self.requests.get(turn.req) else {
+            return;
+        };
+        let now = self.service.clock.now();
+        let owner = (self.worker.session, turn.req);
+        let mut core = self.service.core.lock();
+        if let Some(model) = self.model.as_ref().filter(|_| known && !request.not_saved) {
+            let key = TreeKey {
+                fingerprint: model.fingerprint,
+                namespace: request.namespace_id,
+            };
+            if let Some(hit) = core.index.lookup(&key, &request.tokens, turn.total_tokens) {
+                let (conversation, boundary) = (&request.conversation, hit.boundary);
+                core.conversations
+                    .saw(conversation, owner, hit.snapshot, boundary, now);
+            }
+        }
+        let finish = turn.finish.as_str();
+        let conversation = &request.conversation;
+        let number = core
+            .conversations
+            .finish(conversation, owner, turn.total_tokens, finish, now);
+        let snapshot = number.and_then(|number| {
+            let conversation = core.conversations.get(conversation)?;
+            conversation.turn(number)?.snapshot
+        });
+        drop(core);
+        let metrics = &self.service.metrics;
+        metrics.turns.inc();
+        metrics.prompt_tokens.inc_by(turn.prompt_tokens.into());
+        metrics.cached_tokens.inc_by(turn.cached_tokens.into());
+        metrics
+            .prefilled_tokens
+            .inc_by(turn.prefilled_tokens.into());
+        if let Some(turn_number) = number {
+            self.service.announce(api::Event::Turn {
+                conversation_id: conversation.name.to_string(),
+                turn_number,
+                snapshot_id: snapshot,
+            });
+        }
+        self.service.changed.notify_waiters();
+        self.service.wake.notify_one();
+    }
+
+    /// Nothing more comes for the request but completions of its saves.
+    pub(super) fn request_close(&mut self, req: u64) {
+        if let Some(request) = self.requests.get_mut(req) {
+            request.closed = true;
+            if request.saves == 0 {
+                self.forget_request(req);
+            }
+        }
+    }
+
+    pub(super) fn forget_request(&mut self, req: u64) {
+        if let Some(request) = self.requests.remove(req) {
+            let owner = (self.worker.session, req);
+            self.service
+                .core
+                .lock()
+                .conversations
+                .close(&request.conversation, owner);
+            self.service.changed.notify_waiters();
+        }
+    }
+
+    pub(super) fn close_all_requests(&mut self) {
+        let all: Vec<u64> = self.requests.iter().map(|(req, _)| req).collect();
+        for req in all {
+            self.forget_request(req);
+        }
+    }
+
+    /// The weights changed: nothing of the old ones is saved or restored any more.
+    pub(super) async fn new_epoch(&mut self, message: &Epoch) -> Ended {
+        let Epoch {
+            epoch,
+            weights_digest,
+        } = *message;
+        self.epoch = epoch;
+        let known = weights_digest != [0; 32];
+        self.model = self
+            .worker
+            .set_epoch(epoch, known.then_some(weights_digest));
+        let (status, reason) = (Status::StaleEpoch, DeclineReason::StaleEpoch);
+        self.drop_saves(None, status, reason).await?;
+        self.revoke_all(RevokeReason::StaleEpoch).await
+    }
+}

@@ -1,0 +1,14 @@
+//! The whole service with a worker in the same process: a real channel, a real ring, a real store.
+
+mod attach;
+mod bytes;
+mod conversations;
+mod describe;
+mod durable;
+mod fake;
+mod hostile;
+mod mixed;
+mod pressure;
+mod restore;
+mod save;
+mod world;

@@ -1,0 +1,345 @@
+//! A data directory that this process owns: checked, locked, counted.
+
+use std::{io::Read, sync::Arc};
+
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    store::{
+        config::DiskConfig,
+        counters::{Counters, Reason},
+        error::StoreError,
+        fault::{Faults, Op},
+        sealed_json::{self, Bad, Record},
+    },
+    types::{Millis, TierKind},
+    util::clock::Clock,
+};
+
+use super::{
+    layout,
+    ledger::{Ledger, Reservation, on_disk},
+    quarantine::{Quarantine, Quarantined},
+    root::{Kind, Rel, Root, is_temporary},
+};
+
+/// The format of the whole directory: names, folders, protocol of writing.
+const FORMAT_VERSION: u32 = 1;
+const MAX_LOCK_NOTE: u64 = 4096;
+
+/// The data directory with everything that its users share.
+#[derive(Debug)]
+pub(crate) struct DataDir {
+    pub(crate) root: Root,
+    pub(crate) ledger: Ledger,
+    quarantine: Quarantine,
+    clock: Arc<dyn Clock>,
+    min_free: u64,
+    // Held until the end.
+    _lock: Flock<std::fs::File>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FormatFile {
+    format_version: u32,
+    created: Millis,
+}
+
+/// What the holder of the lock writes into it, for people.
+#[derive(Debug, Serialize, Deserialize)]
+struct Owner {
+    pid: u32,
+    host: String,
+    since: Millis,
+}
+
+// === impl DataDir ===
+
+impl DataDir {
+    /// Opens the directory, or makes a new one in an empty folder.
+    pub(crate) fn open(
+        config: &DiskConfig,
+        clock: Arc<dyn Clock>,
+        faults: Faults,
+        counters: Arc<Counters>,
+    ) -> Result<Self, StoreError> {
+        let root = Root::open(&config.path, faults, counters)?;
+        // Before the lock: not even that is written into a folder of somebody else.
+        is_store(&root)?;
+        let lock = lock(&root, clock.now())?;
+        let there = is_store(&root)?;
+        check_format(&root, there, clock.now())?;
+        let ledger = Ledger::new(config.bytes.as_u64());
+        sweep_top(&root, &ledger)?;
+        let limit = config.quarantine.as_u64().min(config.bytes.as_u64() / 16);
+        for name in [layout::MODELS, layout::REFS] {
+            root.make_folders(&Rel::root().join(name))?;
+        }
+        let quarantine = Quarantine::open(&root, &ledger, limit)?;
+        Ok(Self {
+            root,
+            ledger,
+            quarantine,
+            clock,
+            min_free: config.min_free.as_u64(),
+            _lock: lock,
+        })
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        self.root.counters()
+    }
+
+    /// Bytes of everything in the directory.
+    pub(crate) fn used(&self) -> u64 {
+        self.ledger.used().saturating_add(self.root.folder_bytes())
+    }
+
+    /// Room for files of `bytes` in all, in the budget and above the floor of free space.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<Reservation<'_>, StoreError> {
+        let available = self.root.available()?;
+        let taken = self.min_free.saturating_add(self.ledger.pending());
+        if available < taken.saturating_add(bytes) {
+            return Err(StoreError::Floor {
+                path: self.root.path().to_owned(),
+                need: bytes,
+                available,
+                min_free: taken,
+            });
+        }
+        let besides = self.root.folder_bytes();
+        self.ledger
+            .reserve(bytes, besides)
+            .map_err(|full| StoreError::NoSpace {
+                tier: TierKind::Disk,
+                need: full.need,
+                free: full.free,
+            })
+    }
+
+    /// Writes a record so that after a crash the old one or the new one is there.
+    pub(crate) fn put_record<T: Record>(&self, rel: &Rel, record: &T) -> Result<(), StoreError> {
+        let bytes = sealed_json::encode(record)
+            .map_err(|Bad { detail, .. }| StoreError::invalid(detail))?;
+        let reservation = self.reserve(on_disk(bytes.len() as u64))?;
+        let old = match self.root.stat(rel)? {
+            Some((Kind::File, len)) => on_disk(len),
+            _ => 0,
+        };
+        self.root.replace(rel, &bytes)?;
+        reservation.keep();
+        self.ledger.sub(old);
+        Ok(())
+    }
+
+    /// Reads a record. The inner error is a bad file, which is still there.
+    pub(crate) fn get_record<T: Record>(&self, rel: &Rel) -> Result<Result<T, Bad>, StoreError> {
+        let read = self.root.read_small(rel, sealed_json::MAX_BYTES);
+        Ok(match read {
+            Ok(Some(bytes)) => sealed_json::decode(&bytes),
+            Ok(None) => Err(Bad::new(Reason::Length, "too long")),
+            Err(StoreError::UnsafePath { .. }) => {
+                Err(Bad::new(Reason::NotAFile, "not a plain file"))
+            }
+            Err(error) if is_bad_medium(&error) => {
+                Err(Bad::new(Reason::Unreadable, error.to_string()))
+            }
+            Err(error) => return Err(error),
+        })
+    }
+
+    /// Removes a file for good; says whether it was there.
+    pub(crate) fn remove_durably(&self, rel: &Rel) -> Result<bool, StoreError> {
+        let Some((_, len)) = self.root.stat(rel)? else {
+            return Ok(false);
+        };
+        let folder = self.root.open_folder(&rel.parent())?;
+        let there = self.root.unlink(rel)?;
+        if there {
+            self.ledger.sub(on_disk(len));
+            self.root.sync_folder(&folder)?;
+        }
+        Ok(there)
+    }
+
+    /// Moves a bad file aside.
+    pub(crate) fn quarantine(&self, rel: &Rel, reason: Reason, detail: &str) -> Quarantined {
+        let counted = match self.root.stat(rel) {
+            Ok(Some((Kind::File, len))) => on_disk(len),
+            _ => 0,
+        };
+        let place = (&self.root, &self.ledger);
+        let now = self.clock.now();
+        self.quarantine
+            .take(place, (rel, counted), (reason, detail), now)
+    }
+
+    /// Calls `f` for each plain file in the folders `<aa>` of `folder`. Links and the like are moved
+    /// to quarantine, temporary files removed, other names counted and left.
+    pub(crate) fn sweep_spread(
+        &self,
+        folder: &Rel,
+        depth: u32,
+        f: &mut dyn FnMut(&Rel, u64) -> bool,
+    ) -> Result<(), StoreError> {
+        let entries = match self.root.list(folder) {
+            Err(StoreError::UnsafePath { .. }) => {
+                self.quarantine(folder, Reason::NotAFile, "a folder was expected");
+                return Ok(());
+            }
+            entries => entries?,
+        };
+        for entry in entries {
+            let rel = folder.join(&entry.name);
+            match entry.kind {
+                Kind::Other => {
+                    self.quarantine(&rel, Reason::NotAFile, "neither file nor folder");
+                }
+                Kind::Folder if depth > 0 && layout::is_spread(&entry.name) => {
+                    self.root.saw_folders(1);
+                    self.sweep_spread(&rel, depth - 1, f)?;
+                }
+                Kind::Folder => self.strange(&rel),
+                Kind::File if is_temporary(&entry.name) => {
+                    self.root.counters().swept();
+                    self.root.discard(&rel);
+                }
+                Kind::File => {
+                    self.ledger.add(on_disk(entry.len));
+                    if depth > 0 || !f(&rel, entry.len) {
+                        self.strange(&rel);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn strange(&self, rel: &Rel) {
+        self.root.counters().strange();
+        tracing::warn!(path = %rel.as_path().display(), "Unknown file in the data directory");
+    }
+}
+
+impl Record for FormatFile {
+    const FORMAT: u32 = FORMAT_VERSION;
+
+    fn format_version(&self) -> u32 {
+        self.format_version
+    }
+
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// Whether the medium itself could not read.
+pub(crate) fn is_bad_medium(error: &StoreError) -> bool {
+    matches!(error, StoreError::Io { op: Op::Read, source, .. }
+        if source.raw_os_error() == Some(nix::libc::EIO))
+}
+
+/// Whether a store is here; anything else than a store or nothing is refused.
+fn is_store(root: &Root) -> Result<bool, StoreError> {
+    let entries = root.list(&Rel::root())?;
+    if entries.iter().any(|entry| entry.name == layout::FORMAT) {
+        return Ok(true);
+    }
+    let alien = entries.iter().find(|entry| {
+        let known = entry.name == layout::LOCK || entry.name == "lost+found";
+        !known && !is_temporary(&entry.name)
+    });
+    match alien {
+        None => Ok(false),
+        Some(alien) => Err(StoreError::NotAStore {
+            path: root.path().to_owned(),
+            found: alien.name.to_string_lossy().into_owned(),
+        }),
+    }
+}
+
+fn check_format(root: &Root, there: bool, now: Millis) -> Result<(), StoreError> {
+    let rel = Rel::root().join(layout::FORMAT);
+    let full = || root.path().join(layout::FORMAT);
+    let damaged = |reason, detail: String| StoreError::Damaged {
+        path: full(),
+        reason,
+        detail,
+    };
+    if there {
+        let bytes = root.read_small(&rel, sealed_json::MAX_BYTES)?;
+        let bytes = bytes.ok_or_else(|| damaged(Reason::Length, "too long".into()))?;
+        sealed_json::decode::<FormatFile>(&bytes).map_err(|bad| match bad.version {
+            Some(found) => StoreError::Version {
+                path: full(),
+                found,
+                known: FORMAT_VERSION,
+            },
+            None => damaged(bad.reason, bad.detail),
+        })?;
+    } else {
+        let file = FormatFile {
+            format_version: FORMAT_VERSION,
+            created: now,
+        };
+        let bytes = sealed_json::encode(&file).map_err(|bad| damaged(bad.reason, bad.detail))?;
+        root.replace(&rel, &bytes)?;
+    }
+    Ok(())
+}
+
+/// Counts what lies in the directory itself and removes what is only worth something to the process
+/// that wrote it.
+fn sweep_top(root: &Root, ledger: &Ledger) -> Result<(), StoreError> {
+    for entry in root.list(&Rel::root())? {
+        let rel = Rel::root().join(&entry.name);
+        match entry.kind {
+            Kind::Folder => root.saw_folders(1),
+            _ if entry.name == layout::TOKENS => {
+                root.unlink(&rel)?;
+            }
+            Kind::File if is_temporary(&entry.name) => {
+                root.counters().swept();
+                root.discard(&rel);
+            }
+            Kind::File | Kind::Other => ledger.add(on_disk(entry.len)),
+        }
+    }
+    Ok(())
+}
+
+fn lock(root: &Root, now: Millis) -> Result<Flock<std::fs::File>, StoreError> {
+    let rel = Rel::root().join(layout::LOCK);
+    let file = root.open_or_create(&rel)?;
+    let path = || root.path().to_owned();
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => {
+            let host = nix::unistd::gethostname().unwrap_or_default();
+            let owner = Owner {
+                pid: std::process::id(),
+                host: host.to_string_lossy().into_owned(),
+                since: now,
+            };
+            let note = serde_json::to_vec(&owner).expect("plain strings and numbers");
+            root.overwrite(&lock, &rel, &note)?;
+            Ok(lock)
+        }
+        Err((file, nix::errno::Errno::EWOULDBLOCK)) => {
+            let mut note = Vec::new();
+            let read = file.take(MAX_LOCK_NOTE).read_to_end(&mut note);
+            let owner = read.ok().and_then(|_| serde_json::from_slice(&note).ok());
+            Err(StoreError::Locked {
+                path: path(),
+                owner: match owner {
+                    Some(Owner { pid, host, since }) => {
+                        format!("process {pid} on {host}, since {since} (Unix time in ms)")
+                    }
+                    None => "another process".into(),
+                },
+            })
+        }
+        Err((_, errno)) => Err(StoreError::io(Op::Open, path(), errno.into())),
+    }
+}

@@ -1,0 +1,489 @@
+//! The disk tier: object files in a data directory.
+//!
+//! # What
+//! One safetensors file for each shard of an object (`object_file`), small sealed JSON files for all
+//! else, names by `layout`, all operations through `root`.
+//!
+//! # State
+//! An object is *here* once all its shards have their final names; only then is it in the table that
+//! `contains` and `get` ask. Files found at the start are *found* until a manifest names them; those
+//! that none names are orphans and go.
+//!
+//! # Order of writes
+//! Room is reserved; every shard is written to a temporary file and fsynced; all are renamed; the
+//! folder is fsynced; the table gets the object. Removing goes the other way: first the table.
+//! Manifests are removed before their objects, by the caller.
+//!
+//! # Cancellation
+//! None: calls block until done. A process killed anywhere leaves temporary files and orphans, which
+//! the next start removes.
+//!
+//! # Errors
+//! A failed write leaves nothing behind that counts. A file that is not what was written is moved to
+//! quarantine with all shards of its object, and the object is not here any more.
+
+pub(crate) mod claims;
+pub(crate) mod conversations;
+pub(crate) mod data_dir;
+pub(crate) mod layout;
+pub(crate) mod ledger;
+pub(crate) mod manifests;
+pub(crate) mod model;
+pub(crate) mod object_file;
+pub(crate) mod parallel;
+pub(crate) mod quarantine;
+pub(crate) mod root;
+pub(crate) mod scan;
+pub(crate) mod transfer;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::{
+    device::shm::SharedMap,
+    pool::Geometry,
+    types::{Fingerprint, ObjectId, TierKind, TokenId},
+};
+
+use super::{
+    arena::{Arena, Segment, SegmentHeader},
+    config::DiskConfig,
+    counters::Reason,
+    error::StoreError,
+    object::{Object, ObjectMeta},
+    sealed_json::Bad,
+    tier::{Stored, Tier, Usage},
+};
+
+use claims::Claims;
+use data_dir::DataDir;
+use ledger::on_disk;
+use model::ModelFile;
+use object_file::{Plan, token_bytes};
+use root::{Kind, Rel, Temp};
+use scan::FoundFiles;
+use transfer::{Mode, ReadError, Shard, tokens_of};
+
+/// Objects in files.
+#[derive(Debug)]
+pub struct DiskTier {
+    dir: Arc<DataDir>,
+    models: RwLock<HashMap<Fingerprint, Arc<Geometry>>>,
+    objects: RwLock<HashMap<ObjectId, Here>>,
+    /// Object files that no manifest has named yet, by model.
+    found: Mutex<HashMap<Fingerprint, FoundFiles>>,
+    scanned: AtomicBool,
+    claims: Claims,
+    mode: Mode,
+}
+
+/// An object whose files are all there.
+#[derive(Clone, Debug)]
+struct Here {
+    meta: Arc<ObjectMeta>,
+    /// Bytes of all its files on disk.
+    bytes: u64,
+}
+
+/// What became of a registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Registered {
+    /// It was known.
+    Known,
+    /// It was written down.
+    New,
+}
+
+// === impl DiskTier ===
+
+impl DiskTier {
+    pub(crate) fn open(dir: Arc<DataDir>, config: &DiskConfig) -> Result<Self, StoreError> {
+        let direct = config.direct_io && can_direct(&dir);
+        let tier = Self {
+            dir,
+            models: RwLock::default(),
+            objects: RwLock::default(),
+            found: Mutex::default(),
+            scanned: AtomicBool::new(false),
+            claims: Claims::default(),
+            mode: Mode {
+                threads: config.io_threads as usize,
+                direct,
+            },
+        };
+        tier.find_models()?;
+        Ok(tier)
+    }
+
+    /// Makes a model's objects writable; its geometry is kept in its folder. `description` is for people.
+    ///
+    /// # Errors
+    /// `Conflict` if the model is known with another geometry.
+    pub fn register_model(
+        &self,
+        fingerprint: Fingerprint,
+        geometry: &Geometry,
+        description: BTreeMap<String, String>,
+    ) -> Result<Registered, StoreError> {
+        if let Some(known) = self.geometry(&fingerprint) {
+            return if *known == *geometry {
+                Ok(Registered::Known)
+            } else {
+                Err(StoreError::Conflict {
+                    what: format!("the geometry of model {fingerprint}"),
+                })
+            };
+        }
+        let file = ModelFile {
+            format_version: 1,
+            fingerprint,
+            description,
+            geometry: geometry.clone(),
+        };
+        let rel = layout::model_folder(&fingerprint).join(layout::MODEL);
+        self.dir.put_record(&rel, &file)?;
+        let mut models = self.models.write();
+        models
+            .entry(fingerprint)
+            .or_insert_with(|| Arc::new(geometry.clone()));
+        Ok(Registered::New)
+    }
+
+    /// The models whose objects can be read and written.
+    #[must_use]
+    pub fn models(&self) -> Vec<Fingerprint> {
+        self.models.read().keys().copied().collect()
+    }
+
+    /// The geometry of a model.
+    #[must_use]
+    pub fn geometry(&self, fingerprint: &Fingerprint) -> Option<Arc<Geometry>> {
+        self.models.read().get(fingerprint).cloned()
+    }
+
+    /// What an object here is.
+    #[must_use]
+    pub fn meta(&self, id: &ObjectId) -> Option<Arc<ObjectMeta>> {
+        self.objects
+            .read()
+            .get(id)
+            .map(|here| Arc::clone(&here.meta))
+    }
+
+    /// The tokens of a KV object here, read and verified without its payload.
+    ///
+    /// # Errors
+    /// As those of [`Tier::get`].
+    pub fn tokens(&self, id: &ObjectId) -> Result<Arc<[TokenId]>, StoreError> {
+        let (meta, plan) = self.plan(id)?;
+        let rel = layout::object(&meta.fingerprint, id, 0);
+        match tokens_of(&self.dir.root, &rel, &meta, &plan, 0) {
+            Ok(bytes) => Ok(to_tokens(&bytes, &meta)),
+            Err(error) => Err(self.failed_read(&meta, 0, error)),
+        }
+    }
+
+    /// The failed fsync since which nothing is written, if there was one.
+    #[must_use]
+    pub fn poisoned(&self) -> Option<&str> {
+        self.dir.root.poisoned()
+    }
+
+    /// Whether files bypass the page cache.
+    #[must_use]
+    pub fn direct(&self) -> bool {
+        self.mode.direct
+    }
+
+    fn plan(&self, id: &ObjectId) -> Result<(Arc<ObjectMeta>, Plan), StoreError> {
+        let meta = self.meta(id).ok_or(StoreError::NotFound { object: *id })?;
+        let geometry = self.known_geometry(&meta.fingerprint)?;
+        let plan = Plan::checked(&meta, &geometry)?;
+        Ok((meta, plan))
+    }
+
+    fn known_geometry(&self, fingerprint: &Fingerprint) -> Result<Arc<Geometry>, StoreError> {
+        self.geometry(fingerprint).ok_or(StoreError::UnknownModel {
+            fingerprint: *fingerprint,
+        })
+    }
+
+    /// Whether an equal object is here; another one under the same id is an error.
+    fn is_here(&self, meta: &ObjectMeta) -> Result<bool, StoreError> {
+        match self.objects.read().get(&meta.id) {
+            None => Ok(false),
+            Some(here) if here.meta.same_but_generation(meta) => Ok(true),
+            Some(_) => Err(StoreError::Conflict {
+                what: format!("object {}", meta.id),
+            }),
+        }
+    }
+
+    /// Writes all shards; nothing of them stays if one fails. Says what they take on disk.
+    fn write(&self, object: &Object, plan: &Plan) -> Result<u64, StoreError> {
+        let meta = &*object.meta;
+        let tokens = token_bytes(&object.tokens);
+        let mut temps = Vec::new();
+        let mut named = Vec::new();
+        let done = self.write_shards(object, plan, &tokens, &mut temps, &mut named);
+        if done.is_err() {
+            temps.iter().for_each(|rel| self.dir.root.discard(rel));
+            named.iter().for_each(|rel| self.dir.root.discard(rel));
+        } else {
+            self.dir
+                .counters()
+                .wrote_object(u64::from(meta.shards), meta.bytes());
+        }
+        done
+    }
+
+    fn write_shards(
+        &self,
+        object: &Object,
+        plan: &Plan,
+        tokens: &[u8],
+        temps: &mut Vec<Rel>,
+        named: &mut Vec<Rel>,
+    ) -> Result<u64, StoreError> {
+        let meta = &*object.meta;
+        let root = &self.dir.root;
+        let mut bytes = 0;
+        let mut complete: Vec<(Rel, Rel)> = Vec::new();
+        for (shard, segments) in (0u32..).zip(&object.shards) {
+            let target = layout::object(&meta.fingerprint, &meta.id, shard);
+            let temp: Temp = root.create_temp(&target)?;
+            temps.push(temp.rel.clone());
+            let shard = Shard {
+                meta,
+                plan,
+                shard,
+                segments: segments.iter().map(|segment| &**segment).collect(),
+            };
+            bytes += on_disk(shard.write(root, &temp, tokens, self.mode)?);
+            root.sync_file(&temp)?;
+            complete.push((temp.rel, target));
+        }
+        let folder = root.open_folder(&layout::object_folder(&meta.fingerprint, &meta.id))?;
+        for (temp, target) in complete {
+            // Left by an earlier process, or by a write that failed.
+            let old = match root.stat(&target)? {
+                Some((Kind::File, len)) => on_disk(len),
+                _ => 0,
+            };
+            root.rename(&temp, &target)?;
+            self.dir.ledger.sub(old);
+            named.push(target);
+        }
+        root.sync_folder(&folder)?;
+        Ok(bytes)
+    }
+
+    fn read(
+        &self,
+        meta: &Arc<ObjectMeta>,
+        plan: &Plan,
+        arena: &Arena,
+    ) -> Result<Object, StoreError> {
+        let mut shards: Vec<Vec<Arc<Segment>>> = Vec::new();
+        for _ in 0..meta.shards {
+            let segments = meta.pieces.iter().map(|piece| {
+                let segment = arena.alloc(piece.bytes).map(Arc::new);
+                segment.ok_or(StoreError::ArenaFull { need: piece.bytes })
+            });
+            shards.push(segments.collect::<Result<_, _>>()?);
+        }
+        let mut tokens: Option<Vec<u8>> = None;
+        for (shard, segments) in (0u32..).zip(&shards) {
+            let rel = layout::object(&meta.fingerprint, &meta.id, shard);
+            let whole = Shard {
+                meta,
+                plan,
+                shard,
+                segments: segments.iter().map(|segment| &**segment).collect(),
+            };
+            let read = whole.read(&self.dir.root, &rel, self.mode);
+            let read = read.and_then(|bytes| match &tokens {
+                Some(first) if *first != bytes => Err(ReadError::Bad(Bad::new(
+                    Reason::Mismatch,
+                    "its tokens are not those of the first shard",
+                ))),
+                _ => Ok(bytes),
+            });
+            let bytes = read.map_err(|error| self.failed_read(meta, shard, error))?;
+            tokens.get_or_insert(bytes);
+        }
+        for (shard, segments) in (0u32..).zip(&shards) {
+            for (piece, segment) in segments.iter().enumerate() {
+                if let Some(header) = SegmentHeader::of(meta, shard, piece) {
+                    arena.seal(segment, &header);
+                }
+            }
+        }
+        self.dir.counters().read_object(meta.bytes());
+        Ok(Object {
+            meta: Arc::clone(meta),
+            tokens: to_tokens(&tokens.unwrap_or_default(), meta),
+            shards,
+        })
+    }
+
+    /// The error for a file that could not be read. A bad or missing one takes all shards of its
+    /// object with it.
+    fn failed_read(&self, meta: &Arc<ObjectMeta>, shard: u32, error: ReadError) -> StoreError {
+        let id = meta.id;
+        let (reason, detail, result) = match error {
+            ReadError::Other(error) => return error,
+            ReadError::Missing => (
+                Reason::Incomplete,
+                format!("the file of shard {shard} is missing"),
+                StoreError::Lost { object: id, shard },
+            ),
+            ReadError::Bad(Bad { reason, detail, .. }) => (
+                reason,
+                format!("shard {shard}: {detail}"),
+                StoreError::Corrupt {
+                    object: id,
+                    shard,
+                    reason,
+                    detail,
+                },
+            ),
+        };
+        let _claim = self.claims.claim(id);
+        let gone = {
+            let mut objects = self.objects.write();
+            let same = objects
+                .get(&id)
+                .is_some_and(|here| Arc::ptr_eq(&here.meta, meta));
+            same.then(|| objects.remove(&id))
+        };
+        if gone.is_none() {
+            // Removed, or condemned by another reader, while this one read.
+            return StoreError::NotFound { object: id };
+        }
+        match result {
+            StoreError::Lost { .. } => self.dir.counters().lost_object(),
+            _ => self.dir.counters().failed_verification(),
+        }
+        for other in 0..meta.shards {
+            let rel = layout::object(&meta.fingerprint, &id, other);
+            // Of a missing file nothing can be moved.
+            if !matches!(self.dir.root.stat(&rel), Ok(None)) {
+                self.dir.quarantine(&rel, reason, &detail);
+            }
+        }
+        result
+    }
+}
+
+impl Tier for DiskTier {
+    fn kind(&self) -> TierKind {
+        TierKind::Disk
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
+            bytes: self.dir.used(),
+            objects: self.objects.read().len() as u64,
+            budget: self.dir.ledger.budget(),
+        }
+    }
+
+    fn set_budget(&self, bytes: u64) {
+        self.dir.ledger.set_budget(bytes);
+    }
+
+    fn contains(&self, id: &ObjectId) -> bool {
+        self.objects.read().contains_key(id)
+    }
+
+    fn put(&self, object: &Object) -> Result<Stored, StoreError> {
+        if !self.scanned.load(Ordering::Acquire) {
+            return Err(StoreError::NotScanned);
+        }
+        let meta = &object.meta;
+        let geometry = self.known_geometry(&meta.fingerprint)?;
+        object.validate(Some(&geometry))?;
+        let _claim = self.claims.claim(meta.id);
+        if self.is_here(meta)? {
+            self.dir.counters().was_there();
+            return Ok(Stored::AlreadyThere);
+        }
+        let plan = Plan::of(meta, &geometry);
+        let reservation = self.dir.reserve(scan::bytes_on_disk(meta, &plan))?;
+        let bytes = self.write(object, &plan)?;
+        reservation.keep();
+        let here = Here {
+            meta: Arc::clone(meta),
+            bytes,
+        };
+        self.objects.write().insert(meta.id, here);
+        Ok(Stored::Written { bytes })
+    }
+
+    fn get(&self, id: &ObjectId, arena: &Arena) -> Result<Object, StoreError> {
+        let (meta, plan) = self.plan(id)?;
+        self.read(&meta, &plan, arena)
+    }
+
+    fn remove(&self, id: &ObjectId) -> Result<bool, StoreError> {
+        let _claim = self.claims.claim(*id);
+        let Some(here) = self.objects.write().remove(id) else {
+            return Ok(false);
+        };
+        let meta = &here.meta;
+        let mut removed = Ok(true);
+        for shard in 0..meta.shards {
+            let rel = layout::object(&meta.fingerprint, id, shard);
+            if let Err(error) = self.dir.root.unlink(&rel) {
+                removed = Err(error);
+            }
+        }
+        if removed.is_ok() {
+            self.dir.ledger.sub(here.bytes);
+        }
+        removed
+    }
+
+    fn list(&self) -> Vec<Arc<ObjectMeta>> {
+        let objects = self.objects.read();
+        objects
+            .values()
+            .map(|here| Arc::clone(&here.meta))
+            .collect()
+    }
+}
+
+fn to_tokens(bytes: &[u8], meta: &ObjectMeta) -> Arc<[TokenId]> {
+    let (words, _) = bytes.as_chunks::<4>();
+    let count = meta.token_count() as usize;
+    words
+        .iter()
+        .take(count)
+        .map(|word| u32::from_le_bytes(*word))
+        .collect()
+}
+
+/// Whether the file system takes direct writes of the alignment used here.
+fn can_direct(dir: &DataDir) -> bool {
+    let Ok(map) = SharedMap::anonymous(object_file::ALIGN) else {
+        return false;
+    };
+    let Ok(temp) = dir.root.create_temp(&Rel::root().join("probe")) else {
+        return false;
+    };
+    dir.root.set_direct(&temp.file, true);
+    let works = map.pwrite_all(&temp.file, 0, 0, map.len()).is_ok();
+    dir.root.discard(&temp.rel);
+    works
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,208 @@
+//! Writing and naming. All of it is refused once an fsync has failed.
+
+use std::{fs::File, io::Write, os::unix::fs::FileExt};
+
+use nix::{
+    errno::Errno,
+    fcntl::{FallocateFlags, OFlag, fallocate, renameat},
+    sys::stat::{Mode, mkdirat},
+    unistd::{UnlinkatFlags, unlinkat},
+};
+use uuid::Uuid;
+
+use crate::{
+    device::shm::SharedMap,
+    store::{error::StoreError, fault::Op},
+};
+
+use super::{FILE_MODE, FOLDER_MODE, Folder, Rel, Root, TMP, Temp};
+
+impl Root {
+    /// Opens a plain file for reading and writing, made if missing.
+    pub(crate) fn open_or_create(&self, rel: &Rel) -> Result<File, StoreError> {
+        let (file, _) = self.open_plain(rel, OFlag::O_RDWR | OFlag::O_CREAT)?;
+        Ok(file)
+    }
+
+    /// A fresh file beside `target`, in a folder that is made if missing.
+    pub(crate) fn create_temp(&self, target: &Rel) -> Result<Temp, StoreError> {
+        match self.try_create_temp(target) {
+            Err(error) if error.is_missing() => {
+                // Somebody removed a folder that was there.
+                let mut durable = self.durable.lock();
+                durable.retain(|rel| rel.is_root());
+                drop(durable);
+                self.try_create_temp(target)
+            }
+            result => result,
+        }
+    }
+
+    fn try_create_temp(&self, target: &Rel) -> Result<Temp, StoreError> {
+        self.writable()?;
+        let folder = target.parent();
+        self.make_folders(&folder)?;
+        let rel = folder.join(format!("{TMP}{}", Uuid::new_v4().simple()));
+        let file = self.op(Op::Open, &rel, || {
+            let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
+            Ok(File::from(self.resolve(&rel, flags, FILE_MODE)?))
+        })?;
+        Ok(Temp { file, rel })
+    }
+
+    /// Reserves the file's blocks, so that a full disk shows before the bytes are written.
+    pub(crate) fn allocate(&self, temp: &Temp, len: u64) -> Result<(), StoreError> {
+        self.writable()?;
+        self.op(Op::Write, &temp.rel, || {
+            let len = i64::try_from(len).map_err(|_| Errno::EFBIG)?;
+            match fallocate(&temp.file, FallocateFlags::empty(), 0, len) {
+                Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => Ok(()),
+                result => Ok(result?),
+            }
+        })
+    }
+
+    /// Writes bytes of this process.
+    pub(crate) fn write(&self, temp: &Temp, at: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        self.writable()?;
+        let len = bytes.len() as u64;
+        self.halves(Op::Write, &temp.rel, len, |part| {
+            let part = usize::try_from(part).unwrap_or(usize::MAX);
+            temp.file
+                .write_all_at(bytes.get(..part).unwrap_or(bytes), at)
+        })?;
+        self.counters.wrote_bytes(len);
+        Ok(())
+    }
+
+    /// Writes straight from shared memory.
+    pub(crate) fn write_map(
+        &self,
+        temp: &Temp,
+        at: u64,
+        map: &SharedMap,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), StoreError> {
+        self.writable()?;
+        self.halves(Op::Write, &temp.rel, len, |part| {
+            map.pwrite_all(&temp.file, at, offset, part)
+        })?;
+        self.counters.wrote_bytes(len);
+        Ok(())
+    }
+
+    /// The file's bytes are on the medium after this.
+    pub(crate) fn sync_file(&self, temp: &Temp) -> Result<(), StoreError> {
+        self.writable()?;
+        let done = self.op(Op::Fsync, &temp.rel, || temp.file.sync_all());
+        self.poison_if_failed(done)
+    }
+
+    /// A folder about to be changed. Opened before the change, so that after it nothing can fail but
+    /// the fsync itself, which poisons.
+    pub(crate) fn open_folder(&self, rel: &Rel) -> Result<Folder, StoreError> {
+        let file = self.op(Op::Open, rel, || {
+            let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+            Ok(File::from(self.resolve(rel, flags, Mode::empty())?))
+        })?;
+        Ok(Folder {
+            file,
+            rel: rel.clone(),
+        })
+    }
+
+    /// The folder's names are on the medium after this.
+    pub(crate) fn sync_folder(&self, folder: &Folder) -> Result<(), StoreError> {
+        self.writable()?;
+        let done = self.op(Op::Fsync, &folder.rel, || folder.file.sync_all());
+        self.poison_if_failed(done)
+    }
+
+    /// Gives a file another name, replacing what had it. Not durable before `sync_folder`.
+    pub(crate) fn rename(&self, from: &Rel, to: &Rel) -> Result<(), StoreError> {
+        self.writable()?;
+        self.op(Op::Rename, to, || {
+            let (from_dir, to_dir) = (self.folder_of(from)?, self.folder_of(to)?);
+            Ok(renameat(&from_dir, from.name(), &to_dir, to.name())?)
+        })
+    }
+
+    /// Removes a name that is no folder; says whether it was there. Links are removed, not followed.
+    pub(crate) fn unlink(&self, rel: &Rel) -> Result<bool, StoreError> {
+        self.writable()?;
+        self.op(Op::Unlink, rel, || {
+            let folder = self.folder_of(rel)?;
+            match unlinkat(&folder, rel.name(), UnlinkatFlags::NoRemoveDir) {
+                Err(Errno::ENOENT) => Ok(false),
+                result => Ok(result.map(|()| true)?),
+            }
+        })
+    }
+
+    /// Makes a folder and its parents, all durable.
+    pub(crate) fn make_folders(&self, rel: &Rel) -> Result<(), StoreError> {
+        if self.durable.lock().contains(rel) {
+            return Ok(());
+        }
+        self.writable()?;
+        let parent = rel.parent();
+        self.make_folders(&parent)?;
+        let folder = self.open_folder(&parent)?;
+        let made = self.op(Op::Mkdir, rel, || {
+            match mkdirat(&folder.file, rel.name(), FOLDER_MODE) {
+                Err(Errno::EEXIST) => Ok(0),
+                result => Ok(result.map(|()| 1)?),
+            }
+        })?;
+        self.saw_folders(made);
+        self.sync_folder(&folder)?;
+        self.durable.lock().insert(rel.clone());
+        Ok(())
+    }
+
+    /// Writes a small file so that after a crash it has its old bytes or all of the new.
+    pub(crate) fn replace(&self, target: &Rel, bytes: &[u8]) -> Result<(), StoreError> {
+        let temp = self.create_temp(target)?;
+        let done = self
+            .write(&temp, 0, bytes)
+            .and_then(|()| self.sync_file(&temp))
+            .and_then(|()| self.open_folder(&target.parent()))
+            .and_then(|folder| self.rename(&temp.rel, target).map(|()| folder));
+        match done {
+            Ok(folder) => {
+                self.counters.wrote_file();
+                self.sync_folder(&folder)
+            }
+            Err(error) => {
+                self.discard(&temp.rel);
+                Err(error)
+            }
+        }
+    }
+
+    /// Overwrites an open file in place; for what need not survive a crash.
+    pub(crate) fn overwrite(&self, file: &File, rel: &Rel, bytes: &[u8]) -> Result<(), StoreError> {
+        self.op(Op::Write, rel, || {
+            file.set_len(0)?;
+            (&*file).write_all(bytes)
+        })
+    }
+
+    /// Removes a file that never got its name. The sweep at the next start takes what stays.
+    pub(crate) fn discard(&self, rel: &Rel) {
+        if let Err(error) = self.unlink(rel) {
+            tracing::debug!(%error, "Temporary file stays for the sweep at the next start");
+        }
+    }
+
+    fn poison_if_failed(&self, done: Result<(), StoreError>) -> Result<(), StoreError> {
+        if let Err(error) = &done {
+            self.counters.failed_fsync();
+            if self.poison.set(error.to_string()).is_ok() {
+                tracing::error!(%error, "An fsync failed: no more writes to this disk");
+            }
+        }
+        done
+    }
+}

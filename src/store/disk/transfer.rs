@@ -1,0 +1,286 @@
+//! The data of one shard on its way between its file and the arena: which bytes lie where, and the
+//! checksum of each chunk. Nothing is copied on the way: the file reads and writes the arena itself.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use crate::{
+    pool::Geometry,
+    store::{
+        arena::Segment, counters::Reason, error::StoreError, fault::Op, object::ObjectMeta,
+        sealed_json::Bad,
+    },
+};
+
+use super::{
+    data_dir::is_bad_medium,
+    object_file::{
+        ALIGN, CHUNK, Facts, Part, Plan, What, crc32c, crc32c_joined, decode_header, encode_header,
+        header_len,
+    },
+    parallel,
+    root::{Rel, Root, Temp},
+};
+
+/// Bytes of one read or write.
+const UNIT: u64 = 4 * CHUNK;
+
+/// How files are read and written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mode {
+    pub(crate) threads: usize,
+    pub(crate) direct: bool,
+}
+
+/// One shard in memory.
+pub(crate) struct Shard<'a> {
+    pub(crate) meta: &'a ObjectMeta,
+    pub(crate) plan: &'a Plan,
+    /// `0..shards`.
+    pub(crate) shard: u32,
+    pub(crate) segments: Vec<&'a Segment>,
+}
+
+/// Why a file could not be read.
+#[derive(Debug)]
+pub(crate) enum ReadError {
+    /// It is not there.
+    Missing,
+    /// It is not what it should be.
+    Bad(Bad),
+    /// Something else, which says nothing about the file.
+    Other(StoreError),
+}
+
+/// Bytes of one part: data `[at, at + len)`.
+struct Run<'a> {
+    at: u64,
+    len: u64,
+    /// Start in the part.
+    within: u64,
+    part: &'a Part,
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// The plan of an object that was checked against the geometry.
+    pub(crate) fn checked(meta: &ObjectMeta, geometry: &Geometry) -> Result<Self, StoreError> {
+        meta.validate(Some(geometry))?;
+        Ok(Self::of(meta, geometry))
+    }
+
+    fn runs(&self, start: u64, end: u64) -> impl Iterator<Item = Run<'_>> {
+        let first = self
+            .parts
+            .partition_point(|part| part.offset + part.padded <= start);
+        let parts = self.parts.iter().skip(first);
+        parts
+            .take_while(move |part| part.offset < end)
+            .filter(|part| part.padded > 0)
+            .map(move |part| {
+                let at = part.offset.max(start);
+                Run {
+                    at,
+                    len: (part.offset + part.padded).min(end) - at,
+                    within: at - part.offset,
+                    part,
+                }
+            })
+    }
+
+    fn units(&self) -> usize {
+        // At most a million, by the limit of a shard's bytes.
+        self.data_len.div_ceil(UNIT) as usize
+    }
+
+    fn unit(&self, index: usize) -> (u64, u64) {
+        let start = index as u64 * UNIT;
+        (start, (start + UNIT).min(self.data_len))
+    }
+}
+
+// === impl Shard ===
+
+impl Shard<'_> {
+    /// Writes header, tokens and payload into a fresh file. Nothing is durable yet.
+    pub(crate) fn write(
+        &self,
+        root: &Root,
+        temp: &Temp,
+        tokens: &[u8],
+        mode: Mode,
+    ) -> Result<u64, StoreError> {
+        let Self {
+            meta, plan, shard, ..
+        } = *self;
+        let mut facts = Facts {
+            generation: meta.generation,
+            tokens_crc: crc32c(tokens.get(..plan.token_bytes() as usize).unwrap_or(tokens)),
+            checksums: vec![0; plan.chunks() as usize],
+        };
+        let data = encode_header(meta, plan, shard, &facts).len() as u64;
+        let total = data + plan.data_len;
+        root.allocate(temp, total)?;
+        root.write(temp, data, tokens)?;
+        root.set_direct(&temp.file, mode.direct);
+        let checksums: Vec<AtomicU32> = facts.checksums.iter().map(|_| AtomicU32::new(0)).collect();
+        let written = parallel::for_each(mode.threads, plan.units(), |unit| {
+            let (start, end) = plan.unit(unit);
+            for (index, chunk) in chunks(start, end) {
+                if let Some(slot) = checksums.get(index) {
+                    slot.store(self.crc(tokens, chunk), Relaxed);
+                }
+            }
+            for run in plan.runs(start, end) {
+                if let Some((segment, offset)) = self.place(&run) {
+                    root.write_map(temp, data + run.at, segment.map(), offset, run.len)?;
+                }
+            }
+            Ok(())
+        });
+        root.set_direct(&temp.file, false);
+        written?;
+        facts.checksums = checksums.into_iter().map(AtomicU32::into_inner).collect();
+        root.write(temp, 0, &encode_header(meta, plan, shard, &facts))?;
+        Ok(total)
+    }
+
+    /// Reads and verifies the whole file into the segments; gives the token tensor with its padding.
+    pub(crate) fn read(&self, root: &Root, rel: &Rel, mode: Mode) -> Result<Vec<u8>, ReadError> {
+        let (file, data, facts) = open(root, rel, self.meta, self.plan, self.shard)?;
+        let plan = self.plan;
+        let tokens = read_tokens(root, (&file, rel), data, plan, &facts)?;
+        root.set_direct(&file, mode.direct);
+        parallel::for_each(mode.threads, plan.units(), |unit| {
+            let (start, end) = plan.unit(unit);
+            for run in plan.runs(start, end) {
+                if let Some((segment, offset)) = self.place(&run) {
+                    root.read_map((&file, rel), data + run.at, segment.map(), offset, run.len)?;
+                }
+            }
+            for (index, chunk) in chunks(start, end) {
+                if facts.checksums.get(index) != Some(&self.crc(&tokens, chunk)) {
+                    let detail = format!("chunk {index} of {}", plan.chunks());
+                    return Err(ReadError::Bad(Bad::new(Reason::Checksum, detail)));
+                }
+            }
+            Ok(())
+        })?;
+        Ok(tokens)
+    }
+
+    /// Where a run of a piece lies in the arena; `None` for tokens.
+    fn place(&self, run: &Run<'_>) -> Option<(&Segment, u64)> {
+        let What::Piece(index) = run.part.what else {
+            return None;
+        };
+        let segment = self.segments.get(index)?;
+        Some((segment, segment.offset() + run.within))
+    }
+
+    fn crc(&self, tokens: &[u8], (start, end): (u64, u64)) -> u32 {
+        let runs = self.plan.runs(start, end);
+        runs.fold(0, |crc, run| {
+            let next = match self.place(&run) {
+                Some((segment, offset)) => segment
+                    .map()
+                    .crc32c(offset, run.len)
+                    .expect("a segment has its padding, too"),
+                None => {
+                    let from = run.within as usize;
+                    let bytes = tokens.get(from..from + run.len as usize);
+                    crc32c(bytes.unwrap_or_default())
+                }
+            };
+            crc32c_joined(crc, next, run.len)
+        })
+    }
+}
+
+/// The token tensor of one shard alone, verified.
+pub(crate) fn tokens_of(
+    root: &Root,
+    rel: &Rel,
+    meta: &ObjectMeta,
+    plan: &Plan,
+    shard: u32,
+) -> Result<Vec<u8>, ReadError> {
+    let (file, data, facts) = open(root, rel, meta, plan, shard)?;
+    read_tokens(root, (&file, rel), data, plan, &facts)
+}
+
+/// Opens a file and verifies its length and header; says where its data starts.
+fn open(
+    root: &Root,
+    rel: &Rel,
+    meta: &ObjectMeta,
+    plan: &Plan,
+    shard: u32,
+) -> Result<(std::fs::File, u64, Facts), ReadError> {
+    let (file, len) = root.open_file(rel)?;
+    let length = |detail: String| ReadError::Bad(Bad::new(Reason::Length, detail));
+    if len < ALIGN {
+        return Err(length(format!("{len} bytes")));
+    }
+    let mut first = [0; 8];
+    root.read(&file, rel, 0, &mut first)?;
+    let data = header_len(first).map_err(ReadError::Bad)?;
+    let expected = data + plan.data_len;
+    if len != expected {
+        return Err(length(format!("{len} bytes, expected {expected}")));
+    }
+    let mut header = vec![0; data as usize];
+    root.read(&file, rel, 0, &mut header)?;
+    let facts = decode_header(&header, meta, plan, shard).map_err(ReadError::Bad)?;
+    Ok((file, data, facts))
+}
+
+fn read_tokens(
+    root: &Root,
+    (file, rel): (&std::fs::File, &Rel),
+    data: u64,
+    plan: &Plan,
+    facts: &Facts,
+) -> Result<Vec<u8>, ReadError> {
+    let len = plan.token_bytes() as usize;
+    let mut tokens = vec![0; len.next_multiple_of(ALIGN as usize)];
+    root.read(file, rel, data, &mut tokens)?;
+    if crc32c(tokens.get(..len).unwrap_or_default()) != facts.tokens_crc {
+        return Err(ReadError::Bad(Bad::new(Reason::Checksum, "the tokens")));
+    }
+    Ok(tokens)
+}
+
+/// The chunks of a unit: number and range.
+fn chunks(start: u64, end: u64) -> impl Iterator<Item = (usize, (u64, u64))> {
+    let first = start / CHUNK;
+    let last = end.div_ceil(CHUNK);
+    (first..last).map(move |index| {
+        let from = index * CHUNK;
+        (index as usize, (from, (from + CHUNK).min(end)))
+    })
+}
+
+// === impl ReadError ===
+
+impl From<StoreError> for ReadError {
+    fn from(error: StoreError) -> Self {
+        match &error {
+            _ if error.is_missing() => Self::Missing,
+            StoreError::UnsafePath { .. } => {
+                Self::Bad(Bad::new(Reason::NotAFile, error.to_string()))
+            }
+            StoreError::Io {
+                op: Op::Read,
+                source,
+                ..
+            } if source.kind() == std::io::ErrorKind::UnexpectedEof => {
+                Self::Bad(Bad::new(Reason::Length, "it ends early"))
+            }
+            _ if is_bad_medium(&error) => {
+                Self::Bad(Bad::new(Reason::Unreadable, error.to_string()))
+            }
+            _ => Self::Other(error),
+        }
+    }
+}

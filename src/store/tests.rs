@@ -1,0 +1,60 @@
+//! The conformance suite on every tier.
+
+use std::sync::Arc;
+
+use bytesize::ByteSize;
+
+use super::{conformance::Fixture, *};
+use crate::{types::Millis, util::clock::ManualClock};
+
+fn disk_fixture(direct_io: bool, io_threads: u32) -> Fixture {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config {
+        ram: ByteSize::mib(8),
+        ram_headroom: None,
+        disk: Some(DiskConfig {
+            bytes: ByteSize::mib(64),
+            min_free: ByteSize::b(0),
+            direct_io,
+            io_threads,
+            ..DiskConfig::at(folder.path().join("store"))
+        }),
+    };
+    let store = config.build(Arc::new(ManualClock::new(Millis(5)))).unwrap();
+    let disk = store.disk.clone().unwrap();
+    let manifests = store.manifests.as_ref().unwrap();
+    let early = sample::state(&store.arena, &sample::geometry(), 5, 1);
+    assert!(matches!(disk.put(&early), Err(StoreError::NotScanned)));
+    manifests.scan(&mut |_| panic!("nothing there")).unwrap();
+    assert!(matches!(
+        disk.put(&early),
+        Err(StoreError::UnknownModel { .. })
+    ));
+    drop(early);
+    disk.register_model(sample::MODEL, &sample::geometry(), Default::default())
+        .unwrap();
+    Fixture {
+        tier: disk,
+        arena: store.arena.clone(),
+        keep: Box::new((store, folder)),
+    }
+}
+
+#[test]
+fn ram_conforms() {
+    conformance::run(&|| Fixture {
+        tier: Arc::new(RamTier::new(8 << 20)),
+        arena: Arena::new("test", 8 << 20).unwrap(),
+        keep: Box::new(()),
+    });
+}
+
+#[test]
+fn disk_conforms_buffered() {
+    conformance::run(&|| disk_fixture(false, 1));
+}
+
+#[test]
+fn disk_conforms_direct() {
+    conformance::run(&|| disk_fixture(true, 3));
+}

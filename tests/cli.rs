@@ -1,0 +1,111 @@
+//! The client commands against a really started daemon: what they print and how they exit.
+
+mod common;
+
+use common::daemon::Daemon;
+use common::process::run;
+use serde_json::{Value, json};
+
+const COMMANDS: [&[&str]; 6] = [
+    &["ls"],
+    &["ls", "a"],
+    &["show", "a", "--turn", "1"],
+    &["save", "a"],
+    &["restore", "a"],
+    &["rm", "a", "--all"],
+];
+
+fn with<'a>(command: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    [command, more].concat()
+}
+
+#[test]
+fn nobody_there_exits_3() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("unix:{}", folder.path().join("none").display());
+    for command in COMMANDS {
+        let (code, out, error) = run(&with(command, &["--url", &url]));
+        assert_eq!((code, out.as_str()), (3, ""), "{command:?}: {error}");
+        assert!(error.contains("no Engram daemon answers"), "{error}");
+    }
+}
+
+#[test]
+fn wrong_usage_exits_2() {
+    let cases: [&[&str]; 10] = [
+        &["ls", "--limit", "0"],
+        &["ls", "--url", "https://localhost"],
+        &["ls", "--url", "nonsense"],
+        &["show"],
+        &["show", "a", "--turn", "x"],
+        &["show", "a", "--turn", "1", "--branch", "b"],
+        &["show", "a", "--tokens"],
+        &["save"],
+        &["rm", "a", "--all", "--turn", "1"],
+        &["nothing"],
+    ];
+    for case in cases {
+        let (code, out, error) = run(case);
+        assert_eq!((code, out.as_str()), (2, ""), "{case:?}: {error}");
+        assert!(!error.is_empty());
+    }
+}
+
+#[test]
+fn a_refusal_exits_1_and_says_why() {
+    let daemon = Daemon::start(&[]);
+    let unix = format!("unix:{}", daemon.rest_socket().display());
+    for url in [daemon.url(), unix] {
+        for command in &COMMANDS[2..] {
+            let (code, out, error) = run(&with(command, &["--url", &url]));
+            assert_eq!((code, out.as_str()), (1, ""), "{command:?}: {error}");
+            assert!(error.contains("not_found, status 404"), "{error}");
+            let (code, out, _) = run(&with(command, &["--url", &url, "--json"]));
+            let body: Value = serde_json::from_str(&out).unwrap();
+            assert_eq!((code, &body["error"]["type"]), (1, &json!("not_found")));
+        }
+        // Nothing said which part of the conversation is to go.
+        let (code, _, error) = run(&["rm", "a", "--url", &url]);
+        assert_eq!(code, 1);
+        assert!(error.contains("invalid_request"), "{error}");
+    }
+}
+
+#[test]
+fn an_empty_list_has_its_head() {
+    let daemon = Daemon::start(&[]);
+    let url = daemon.url();
+    let (code, out, _) = run(&["ls", "--url", &url]);
+    assert_eq!(code, 0);
+    assert!(
+        out.starts_with("CONVERSATION") && out.lines().count() == 1,
+        "{out}"
+    );
+    let (code, out, _) = run(&["ls", "--url", &url, "--json"]);
+    assert_eq!(code, 0);
+    let body: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(body, json!({ "conversations": [], "total": 0 }));
+}
+
+#[test]
+fn a_token_is_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    std::fs::write(&file, "0123456789abcdef").unwrap();
+    let daemon = Daemon::start(&[("rest.token_file", file.to_str().unwrap().into())]);
+    let url = daemon.url();
+    let (code, _, error) = run(&["ls", "--url", &url]);
+    assert_eq!(code, 1);
+    assert!(error.contains("unauthorized"), "{error}");
+    let (code, ..) = run(&["ls", "--url", &url, "--token", "0123456789abcdef"]);
+    assert_eq!(code, 0);
+}
+
+#[test]
+fn help_has_examples() {
+    let (code, out, _) = run(&["--help"]);
+    assert_eq!(code, 0);
+    for word in ["engram demo", "engram serve --config", "ENGRAM_URL"] {
+        assert!(out.contains(word), "{word}: {out}");
+    }
+}
