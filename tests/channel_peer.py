@@ -8,6 +8,7 @@ Needs nothing but the standard library and engram_sglang on the path. Exits with
 import array
 import json
 import os
+import pathlib
 import socket
 import sys
 import time
@@ -33,7 +34,7 @@ def wait(poll):
 
 
 def messages(path, direction, kinds):
-    rows = json.load(open(path, encoding="utf-8"))
+    rows = json.loads(pathlib.Path(path).read_text())
     return [kinds[r["kind"]].decode(bytes.fromhex(r["body"])) for r in rows if r["direction"] == direction]
 
 

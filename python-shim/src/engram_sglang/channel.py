@@ -94,7 +94,8 @@ class Memory:
         if os.fstat(fd).st_size < size:
             raise BadChannel("the memory is shorter than was said")
         self.size = size
-        self._map = mmap.mmap(fd, size)
+        # All pages at once, or the first lap would pay for them on the scheduler's thread.
+        self._map = mmap.mmap(fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self.u8 = memoryview(self._map)
         self.u32 = self.u8.cast("I")
         self.u64 = self.u8.cast("Q")
@@ -227,14 +228,15 @@ class Reader(Generic[M_in]):
             # A pad ends its lap, and `_next` takes none at the start of one: no second pass.
             self._consume(length)
         body = bytes(self._memory.u8[at + _HEAD : at + _HEAD + length])
-        self._consume(length)
         known = self._kinds.get(kind)
         if known is None:
             raise Broken(f"no message of this direction has kind {kind}")
         try:
-            return known.decode(body)
+            message = known.decode(body)
         except DecodeError as error:
             raise Broken(str(error)) from None
+        self._consume(length)
+        return message
 
     def _next(self) -> tuple[int, int, int] | None:
         """(kind, length of the body, where it starts) of the next record if it is whole."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ __all__ = ["BadHandshake", "Passed", "Refused", "accept", "connect", "refuse", "
 _REQUEST_BYTES = layout._HANDSHAKEREQUEST_0.size
 # Before the reason's text, whose count is the last of them.
 _REPLY_BYTES = layout._HANDSHAKEREPLY_0.size + 4
+# Room for one more than is allowed, so that it is seen.
+_CONTROL_BYTES = socket.CMSG_SPACE((layout.HANDSHAKE_MAX_DESCRIPTORS + 1) * 4)
 
 
 class Refused(Exception):
@@ -148,7 +151,8 @@ def _check(magic: int, version: int, descriptors: int, received: Sequence[int]) 
 def _send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
     """All bytes, with the descriptors on the first of them."""
     sent = socket.send_fds(connection, [data], descriptors) if descriptors else 0
-    connection.sendall(data[sent:])
+    if sent < len(data):
+        connection.sendall(data[sent:])
 
 
 def _read_reply(connection: socket.socket, received: list[int], end: float) -> HandshakeReply:
@@ -171,13 +175,13 @@ def _read(connection: socket.socket, size: int, received: list[int], end: float)
         if left <= 0:
             raise TimeoutError("the handshake took too long")
         connection.settimeout(left)
-        part, descriptors, flags, _ = socket.recv_fds(
-            connection,
-            size - len(data),
-            layout.HANDSHAKE_MAX_DESCRIPTORS + 1,
-            socket.MSG_CMSG_CLOEXEC,
+        # Not socket.recv_fds: it drops the flag that keeps descriptors from children.
+        part, ancillary, flags, _ = connection.recvmsg(
+            size - len(data), _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC
         )
-        received += descriptors
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received += array("i", payload[: len(payload) // 4 * 4])
         if flags & socket.MSG_CTRUNC or len(received) > layout.HANDSHAKE_MAX_DESCRIPTORS:
             raise BadHandshake("too many descriptors")
         if not part:
