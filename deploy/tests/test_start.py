@@ -62,21 +62,22 @@ def config(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> pathlib.Pa
         if "listen" in section:
             section["listen"] = "127.0.0.1:0"
     parsed["rest"]["socket"] = str(tmp_path / "run/rest.sock")
-    parsed["store"].update(ram="64 MiB", preload="32 MiB")
+    parsed["store"]["ram"] = "64 MiB"
     parsed["store"]["disk"].update(budget="64 MiB", min_free="1 MiB")
+    parsed.setdefault("service", {})["preload"] = "16 MiB"
     path = tmp_path / "engram.toml"
     path.write_text(toml(parsed))
     return path
 
 
-def get(path: pathlib.Path, target: str, headers: dict[str, str]) -> tuple[int, bytes]:
-    """One GET over a Unix socket."""
+def ask(path: pathlib.Path, method: str, target: str, **more: Any) -> tuple[int, bytes]:
+    """One request over a Unix socket: status and body."""
     connection = http.client.HTTPConnection("localhost", timeout=DEADLINE_S)
     connection.sock = socket.socket(socket.AF_UNIX)
     connection.sock.settimeout(DEADLINE_S)
     connection.sock.connect(str(path))
     with contextlib.closing(connection):
-        connection.request("GET", target, headers=headers)
+        connection.request(method, target, **more)
         response = connection.getresponse()
         return response.status, response.read()
 
@@ -128,10 +129,14 @@ def test_daemon_gets_ready_answers_probes_and_ends(
     rest = tmp_path / "run/rest.sock"
     with started(command(engram_bin, config), tmp_path) as daemon:
         for path in [*probes, "/metrics"]:
-            status, body = get(rest, path, {})
+            status, body = ask(rest, "GET", path)
             assert status == 200, (path, body)
-        status, _ = get(rest, "/v1/tiers", {"Authorization": f"Bearer {TOKEN}"})
-        assert status == 200
+        if "token_file" in tomllib.loads(config.read_text())["rest"]:
+            assert ask(rest, "POST", "/list_snapshots")[0] == 401
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        body = json.dumps({"conversation_id": "none"})
+        status, answer = ask(rest, "POST", "/list_snapshots", body=body, headers=headers)
+        assert status == 200, answer
         (name,) = deployment.unit()["Service"]["KillSignal"]
         daemon.send_signal(signal.Signals[name])
         timeout = int(deployment.unit()["Service"]["TimeoutStopSec"][0])
@@ -165,6 +170,15 @@ def test_bad_configuration_ends_with_the_status_that_is_not_restarted(
     statuses = deployment.unit()["Service"]["RestartPreventExitStatus"]
     assert [str(run.returncode)] == statuses
     assert "rum" in run.stderr
+
+
+def test_daemon_gives_up_writing_down_before_it_is_killed() -> None:
+    seconds = int(deployment.unit()["Service"]["TimeoutStopSec"][0])
+    example = tomllib.loads(CONFIGURATIONS["unit"])
+    drain = example["service"]["drain_timeout"]
+    assert drain.endswith("s") and int(drain[:-1]) < seconds
+    # The pod leaves it at the default, which is what the example shows.
+    assert "drain_timeout" not in tomllib.loads(CONFIGURATIONS["pod"]).get("service", {})
 
 
 def test_files_that_the_image_is_built_from_exist() -> None:
