@@ -65,6 +65,9 @@ def config(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> pathlib.Pa
     parsed["store"]["ram"] = "64 MiB"
     parsed["store"]["disk"].update(budget="64 MiB", min_free="1 MiB")
     parsed.setdefault("service", {})["preload"] = "16 MiB"
+    # Where the defaults would lie, too.
+    parsed["service"].setdefault("fd_socket", str(tmp_path / "run/fd.sock"))
+    parsed.setdefault("grpc", {}).setdefault("socket", str(tmp_path / "run/engram.sock"))
     path = tmp_path / "engram.toml"
     path.write_text(toml(parsed))
     return path
