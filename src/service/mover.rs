@@ -359,20 +359,18 @@ impl Service {
         core.queue.failures += 1;
         core.queue.not_before = self.clock.monotonic().saturating_add(pause);
         drop(core);
-        if self
-            .store
-            .disk
-            .as_ref()
-            .is_some_and(|disk| disk.poisoned().is_some())
-        {
-            self.latches.hold(super::DISK_FAILED);
-        }
+        self.note_poison();
         failure
     }
 
     fn disk_failed(&self, what: &'static str, error: &StoreError) {
         metrics::count(&self.metrics.write_failures, what);
         tracing::warn!(%error, "Could not remove from disk");
+        self.note_poison();
+    }
+
+    /// A disk that takes no more writes is not ready.
+    fn note_poison(&self) {
         if self
             .store
             .disk

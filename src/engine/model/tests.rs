@@ -301,23 +301,3 @@ fn seed_dtype_and_one_weight_make_another_model() {
     };
     assert_ne!(narrow.state_spec(), config().state_spec());
 }
-
-#[test]
-#[ignore = "a measurement, run by hand"]
-fn prefill_speed() {
-    for (len, chunk) in [(4096, 512), (4096, 256), (16384, 512)] {
-        let tokens = prompt(1, len);
-        let mut rig = Rig::plain();
-        let mut seq = rig.seq(&tokens);
-        let start = std::time::Instant::now();
-        rig.answer(&mut seq, chunk, 1);
-        let prefill = start.elapsed();
-        let start = std::time::Instant::now();
-        rig.answer(&mut seq, chunk, 33);
-        let speed = len as f64 / prefill.as_secs_f64();
-        println!(
-            "{len} by {chunk}: {speed:.0} tokens/s, {:?} a decode",
-            start.elapsed() / 32
-        );
-    }
-}
