@@ -3,7 +3,7 @@
 //! Layers, lowest first; each module may use only those above it in this list:
 //!
 //! ```text
-//! types, util   ids, units, clock, durable small files
+//! types, util   ids, units, clock, secrets, sockets
 //! device        shared memory, descriptors, copies: the only `unsafe`
 //! proto         the wire: gRPC, and the shared-memory channel
 //! pool          geometry of a worker's pools, fingerprint, addresses (pure)

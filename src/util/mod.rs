@@ -1,6 +1,5 @@
 //! Small tools without knowledge of the domain.
 
 pub mod clock;
-pub mod crashsafe;
 pub mod secret;
 pub mod socket;
