@@ -17,15 +17,6 @@ fn oracle() -> Engine {
     Engine::alone(&["--no-cache"])
 }
 
-/// Waits until nothing is under way on the engine, and returns what it says of its memory.
-fn settled(engine: &Engine) -> Value {
-    wait_for("the end of all saves and restores", || {
-        let memory = engine.info()["memory"].take();
-        let idle = |machines: &Value| machines.as_object().unwrap().values().all(|n| n == 0);
-        (idle(&memory["saves"]) && idle(&memory["restores"])).then_some(memory)
-    })
-}
-
 /// Waits until everything visible is on disk.
 fn durable(daemon: &Daemon) {
     wait_for("everything on disk", || {
@@ -35,7 +26,7 @@ fn durable(daemon: &Daemon) {
 
 /// Nothing of the pools is held or cached once all is done and the cache is emptied.
 fn check_accounts(engine: &Engine) {
-    settled(engine);
+    engine.settled();
     engine.flush();
     let info = engine.info();
     assert_eq!(info["sanity_check"], "ok", "{info}");
@@ -74,7 +65,7 @@ fn every_turn_comes_back_from_ram_after_the_device_forgot_it() {
         said.extend(tokens(turn + 1, 170));
         check_accounts(&engine);
     }
-    let counts = settled(&engine)["counts"].take();
+    let counts = engine.settled()["counts"].take();
     assert_eq!(
         (&counts["restored"], &counts["garbled"]),
         (&json!(3), &json!(0))
@@ -96,7 +87,7 @@ fn a_killed_engine_finds_its_memory_in_ram_whatever_its_pools_are_like_now() {
     let mut engine = Engine::beside(&daemon, &["--scramble-seed", "1"]);
     let said = tokens(3, 1300);
     let first = engine.generate("chat", "chat-1", &said, ANSWER);
-    settled(&engine);
+    engine.settled();
     engine.kill();
     drop(engine);
     for args in [
@@ -132,7 +123,7 @@ fn after_the_daemons_death_what_was_durable_comes_from_disk() {
     let engine = Engine::beside(&daemon, &[]);
     let said = tokens(4, 1300);
     let first = engine.generate("chat", "chat-1", &said, ANSWER);
-    settled(&engine);
+    engine.settled();
     durable(&daemon);
     daemon.kill();
     // Without a daemon the engine serves on.
@@ -176,7 +167,7 @@ fn an_engine_that_came_first_attaches_when_a_daemon_appears() {
     engine.wait_attached(&daemon);
     // The next hit offers what the device had before.
     engine.generate("chat", "chat-2", &said, ANSWER);
-    let memory = settled(&engine);
+    let memory = engine.settled();
     assert!(memory["counts"]["saved"].as_u64().unwrap() > 0, "{memory}");
     check_accounts(&engine);
     let again = engine.generate("chat", "chat-3", &said, ANSWER);
@@ -189,14 +180,14 @@ fn other_weights_under_the_same_name_never_hit() {
     let engine = Engine::beside(&daemon, &[]);
     let said = tokens(7, 700);
     let right = engine.generate("chat", "chat-1", &said, ANSWER);
-    settled(&engine);
+    engine.settled();
     let other = Engine::beside(&daemon, &["--perturb-weights"]);
     let reply = other.generate("chat", "chat-1", &said, ANSWER);
     assert_eq!((reply.cached, &reply.meta["engram"]), (0, &Value::Null));
     let cold = Engine::alone(&["--no-cache", "--perturb-weights"]);
     assert_eq!(reply.tokens, cold.generate("c", "c", &said, ANSWER).tokens);
     assert_ne!(reply.tokens, right.tokens);
-    let counts = settled(&other)["counts"].take();
+    let counts = other.settled()["counts"].take();
     assert_eq!(counts["misses"]["nothing_stored"], 1);
 }
 
@@ -207,14 +198,14 @@ fn a_repeated_prompt_is_offered_and_writes_nothing() {
     let engine = Engine::beside(&daemon, &[]);
     let said = tokens(8, 700);
     engine.generate("chat", "chat-1", &said, ANSWER);
-    settled(&engine);
+    engine.settled();
     durable(&daemon);
     let written = daemon.metric("engram_written_bytes_total");
     assert!(written > 0.0);
     engine.generate("chat", "chat-2", &said, ANSWER);
     engine.flush();
     engine.generate("chat", "chat-3", &said, ANSWER);
-    let memory = settled(&engine);
+    let memory = engine.settled();
     assert!(
         memory["counts"]["declined"]["already_stored"]
             .as_u64()

@@ -65,18 +65,9 @@ fn durable(daemon: &Daemon) {
     });
 }
 
-/// Waits until no save and no restore is under way.
-fn settled(engine: &Engine) {
-    wait_for("the end of saves and restores", || {
-        let memory = engine.info()["memory"].take();
-        let idle = |machines: &Value| machines.as_object().unwrap().values().all(|n| n == 0);
-        (idle(&memory["saves"]) && idle(&memory["restores"])).then_some(())
-    });
-}
-
 /// Every slot and page is free once all is done and the cache is emptied.
 fn accounts(engine: &Engine) {
-    settled(engine);
+    engine.settled();
     engine.flush();
     let info = engine.info();
     assert_eq!(info["sanity_check"], "ok", "{info}");
@@ -87,7 +78,7 @@ fn accounts(engine: &Engine) {
 
 /// Forgets everything on the device that the daemon has.
 fn forget(engine: &Engine) {
-    settled(engine);
+    engine.settled();
     engine.flush();
 }
 
@@ -293,7 +284,7 @@ fn a_soak_of_deaths_keeps_every_answer() {
             said.extend(reply.tokens);
             said.extend(tokens(1000 + round, 60));
         }
-        settled(&engine);
+        engine.settled();
         durable(&daemon);
         if round % 2 == 0 {
             engine.kill();
@@ -326,7 +317,7 @@ fn restored_and_reused_are_told_apart_and_true() {
     let second = engine.generate("c", "r2", &prompt, 4);
     assert_eq!((first.cached, second.cached), (0, 1280));
     assert_eq!(first.tokens, second.tokens);
-    settled(&engine);
+    engine.settled();
     wait_for("the release", || {
         (daemon.metric("engram_reused_tokens_total") == 1280.0).then_some(())
     });
@@ -415,7 +406,7 @@ fn a_daemon_that_was_gone_for_a_moment_is_found_again() {
     let engine = Engine::beside(&daemon, &[]);
     let prompt = tokens(1, 1300);
     let first = engine.generate("c", "r1", &prompt, 4);
-    settled(&engine);
+    engine.settled();
     durable(&daemon);
     let boot = engine.info()["memory"]["boot"].clone();
     // Faster than any heartbeat.

@@ -143,11 +143,7 @@ impl Stage {
 
     /// Waits until nothing is under way, and everything visible is on disk.
     fn settle(&self) {
-        wait_for("the end of all saves and restores", || {
-            let memory = self.memory();
-            let idle = |machines: &Value| machines.as_object().unwrap().values().all(|n| n == 0);
-            (idle(&memory["saves"]) && idle(&memory["restores"])).then_some(())
-        });
+        self.engine.settled();
     }
 
     fn durable(&self) {

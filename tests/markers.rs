@@ -3,7 +3,6 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use common::daemon::Daemon;
@@ -124,6 +123,8 @@ fn answers_after_a_restore_are_those_of_the_conversation_in_any_order_and_at_onc
         .map(|number| {
             let (name, prompt) = (format!("c{number}"), marked(number));
             let reply = engine.generate(&name, &name, &prompt, ANSWER);
+            // Pools are small: what is not saved soon may be evicted.
+            engine.settled();
             let cold = oracle.generate(&name, &name, &prompt, ANSWER);
             assert_eq!(reply.tokens, cold.tokens, "{name}, the first time");
             cold.tokens
@@ -144,10 +145,9 @@ fn answers_after_a_restore_are_those_of_the_conversation_in_any_order_and_at_onc
             .then_some(())
     });
     engine.flush();
-    let computed = AtomicUsize::new(0);
     thread::scope(|scope| {
         for client in 0..4 {
-            let (engine, answers, computed) = (&engine, &answers, &computed);
+            let (engine, answers, daemon) = (&engine, &answers, &daemon);
             scope.spawn(move || {
                 for number in shuffled(client, CONVERSATIONS) {
                     let rid = format!("{client}-{number}");
@@ -157,21 +157,16 @@ fn answers_after_a_restore_are_those_of_the_conversation_in_any_order_and_at_onc
                         reply.tokens, answers[number],
                         "c{number} for client {client}"
                     );
-                    // Restores that wait for each other's room end at a deadline, as a prefill.
-                    if reply.cached < BOUNDARY {
-                        computed.fetch_add(1, Ordering::Relaxed);
-                    }
+                    assert!(
+                        reply.cached >= BOUNDARY,
+                        "c{number} for client {client}: {} cached; {}",
+                        reply.cached,
+                        misses(daemon)
+                    );
                 }
             });
         }
     });
-    let computed = computed.into_inner();
-    assert!(
-        computed <= CONVERSATIONS * 4 / 20,
-        "{computed} of {} computed; {}",
-        CONVERSATIONS * 4,
-        misses(&daemon)
-    );
     let info = engine.info();
     assert_eq!(info["sanity_check"], "ok", "{info}");
     let disk = daemon.metric(r#"engram_lookup_hits_total{tier="disk"}"#);

@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::conversations::{ConversationKey, Conversations};
+use super::promises::Promises;
 use super::save_state::SaveState;
 use crate::index::{Index, LeaseToken, Removed};
 use crate::pool::Geometry;
@@ -109,6 +110,8 @@ pub struct Core {
     pub records: HashMap<SnapshotId, Record>,
     /// What the disk thread is to do.
     pub queue: Queue,
+    /// Room in RAM that restores are promised.
+    pub promises: Promises,
     /// Models of which something is, or was lately, kept.
     models: HashMap<Fingerprint, Weak<Model>>,
     generation: u64,
@@ -219,6 +222,7 @@ impl Core {
             conversations: Conversations::default(),
             records: HashMap::new(),
             queue: Queue::default(),
+            promises: Promises::default(),
             models: HashMap::new(),
             generation,
         }

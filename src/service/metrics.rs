@@ -69,6 +69,8 @@ pub struct Metrics {
     pub dropped: Family<ByReason, Counter>,
     /// Offers that were not wanted because all is stored.
     pub already_stored: Counter,
+    /// Lookups that waited until room in RAM was promised to them.
+    pub waited_for_room: Counter,
     /// Payload bytes that went from RAM to disk.
     pub written_bytes: Counter,
     /// Snapshots that became durable.
@@ -155,6 +157,7 @@ impl Metrics {
             reused_tokens,
             dropped,
             already_stored,
+            waited_for_room,
             written_bytes,
             durable_snapshots,
             superseded,
@@ -229,6 +232,11 @@ impl Metrics {
             "saves_already_stored",
             "Offers of what is stored",
             already_stored,
+        );
+        r.register(
+            "lookups_waited_for_room",
+            "Lookups that waited for room in RAM",
+            waited_for_room,
         );
         r.register_with_unit("written", "Payload written to disk", bytes(), written_bytes);
         r.register(

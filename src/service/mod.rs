@@ -36,10 +36,12 @@ pub mod error;
 mod fd_socket;
 pub mod hold;
 mod latch;
+mod lease;
 pub mod metrics;
 mod mover;
 mod peer;
 pub mod policy;
+mod promises;
 mod promote;
 pub mod restore_state;
 mod room;
@@ -81,10 +83,9 @@ use self::metrics::Metrics;
 use self::mover::Bell;
 use self::peer::Gate;
 use self::promote::Promoter;
-use self::session::Leased;
 use self::workers::Workers;
 use crate::device::{Device, DeviceKind};
-use crate::index::{Coverage, Hit, Index, LeaseToken, TierSet, TreeKey};
+use crate::index::{Coverage, Index, TierSet, TreeKey};
 use crate::proto::channel::layout::CloseReason;
 use crate::store::{Store, StoreError};
 use crate::types::{BootId, SnapshotId, TierKind, TokenId};
@@ -118,6 +119,8 @@ pub struct Service {
     wake: Arc<Bell>,
     /// Something changed that a request by name may wait for.
     changed: Notify,
+    /// Room in RAM may be promised to somebody who waits for it.
+    room_freed: Notify,
     latches: Latches,
     metrics: Metrics,
     /// Room in the RAM tier that is spoken for.
@@ -174,6 +177,7 @@ impl Service {
             promoter: Arc::default(),
             wake: Arc::default(),
             changed: Notify::new(),
+            room_freed: Notify::new(),
             latches: Latches::default(),
             reserved: Arc::default(),
             metrics: Metrics::register(registry),
@@ -309,39 +313,6 @@ impl Service {
                 None
             }
             _ => Some(kv),
-        }
-    }
-
-    /// The deepest restorable snapshot, held, if `fits` says so. The error says whether there was
-    /// one.
-    fn lease(
-        &self,
-        key: &TreeKey,
-        tokens: &[TokenId],
-        max_boundary: u32,
-        fits: impl FnOnce(&Hit, &mut Core) -> bool,
-    ) -> Result<Leased, bool> {
-        let mut core = self.core.lock();
-        let hit = core.index.lookup(key, tokens, max_boundary).ok_or(false)?;
-        if !fits(&hit, &mut core) {
-            return Err(true);
-        }
-        let token = core.index.lease(&hit.snapshot).ok_or(false)?;
-        core.index.touch(&hit.snapshot, self.clock.now());
-        let all = token
-            .objects()
-            .filter_map(|id| Some((id, self.store.ram.peek(&id)?)));
-        let there = all.collect();
-        Ok(Leased { hit, token, there })
-    }
-
-    /// Ends a lease.
-    fn release(&self, token: LeaseToken) {
-        let mut core = self.core.lock();
-        let removal = core.release(token);
-        self.drop_from_ram(&core, &removal.objects);
-        if self.store.disk.is_some() {
-            core.queue.remove(removal);
         }
     }
 

@@ -230,6 +230,11 @@ impl Service {
                     if waited >= self.config.room_wait || self.stopping() {
                         return Err(PromoteError::NoRoom);
                     }
+                    if reservation.is_some() {
+                        // Free, but in pieces that are too small.
+                        drop(reservation);
+                        self.let_go(need);
+                    }
                     std::thread::sleep(LOOK);
                 }
                 Err(error) => return Err(self.not_read(id, &error)),

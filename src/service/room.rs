@@ -52,7 +52,7 @@ impl Service {
         let segments: Option<Vec<Segment>> = all();
         let segments = segments.or_else(|| {
             // Free, but in pieces that are too small.
-            self.make_room(need);
+            self.let_go(need);
             all()
         })?;
         Some((segments, reservation))

@@ -85,6 +85,15 @@ impl Engine {
         self.place.get("/server_info").json()
     }
 
+    /// Waits until no save and no restore is under way, and returns what it says of its memory.
+    pub fn settled(&self) -> Value {
+        wait_for("the end of all saves and restores", || {
+            let memory = self.info()["memory"].take();
+            let idle = |machines: &Value| machines.as_object().unwrap().values().all(|n| n == 0);
+            (idle(&memory["saves"]) && idle(&memory["restores"])).then_some(memory)
+        })
+    }
+
     /// Empties the device cache.
     pub fn flush(&self) {
         wait_for("an empty device cache", || {

@@ -1,15 +1,26 @@
 //! Bringing a snapshot into RAM and holding it there.
 
+use std::time::Duration;
+
 use super::super::Service;
-use super::super::api::{RestoreReply, RestoreRequest};
+use super::super::api::{RestoreReply, RestoreRequest, Selector};
 use super::super::core::Core;
 use super::super::error::ServiceError;
+use super::super::lease::{Lease, NoLease};
+use super::super::promises::Ticket;
 use super::super::promote::PromoteError;
-use super::super::rows::{existing, unknown_snapshot};
+use super::super::rows::{Called, existing, unknown_snapshot};
 use super::super::workers::{Worker, seconds};
 use super::{check_names, gone};
-use crate::index::{LeaseToken, Pin, PinKind};
-use crate::types::{ObjectId, SnapshotId, TierKind};
+use crate::index::{Pin, PinKind};
+use crate::types::{Millis, ObjectId, SnapshotId, TierKind};
+
+/// How often one that waits for room looks for it, if nobody tells.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What is found, what it is called, its lease, and objects of it that are not in RAM with their
+/// bytes.
+type Held<'a> = (SnapshotId, Called, HeldLease<'a>, Vec<(ObjectId, u64)>);
 
 impl Service {
     /// Brings a snapshot into RAM and keeps it there for the next request.
@@ -25,26 +36,23 @@ impl Service {
             .clock
             .now()
             .after(pin_for.unwrap_or(self.config.pin_for));
-        let (id, called, token, lacking) = {
-            let mut core = self.core.lock();
-            let (id, called) = existing(&core, &select)?;
-            self.check_match(&core, id)?;
-            let token = core.index.lease(&id).ok_or_else(|| unknown_snapshot(&id))?;
-            core.index.touch(&id, self.clock.now());
-            core.index.pin(&id, Pin::Until(until));
-            let lacking: Vec<(ObjectId, u64)> = token
-                .objects()
-                .filter_map(|object| Some((object, core.index.object(&object)?)))
-                .filter(|(_, info)| !info.tiers.contains(TierKind::Ram))
-                .map(|(object, info)| (object, info.bytes))
-                .collect();
-            (id, called, token, lacking)
-        };
-        // The lease is given back whatever happens to this request.
-        let held = HeldLease {
+        let mut line = InLine {
             service: self,
-            token: Some(token),
+            ticket: None,
         };
+        let (id, called, held, lacking) = loop {
+            let freed = self.room_freed.notified();
+            match self.hold_by_name(&select, until, line.ticket)? {
+                Some(found) => break found,
+                None if self.clock.monotonic().saturating_sub(start) >= self.config.room_wait => {
+                    let text = "other restores hold the room in RAM";
+                    return Err(ServiceError::NoSpace(text.to_owned()));
+                }
+                None => line.stand(),
+            }
+            let _ = tokio::time::timeout(LOOK, freed).await;
+        };
+        drop(line);
         let objects = lacking.iter().map(|(object, _)| self.promote(*object));
         let promoted = futures_util::future::join_all(objects).await;
         let failed = promoted.iter().find_map(|result| result.as_ref().err());
@@ -52,10 +60,9 @@ impl Service {
             .iter()
             .map(|(_, bytes)| *bytes)
             .fold(0, u64::saturating_add);
-        drop(held);
         let mut core = self.core.lock();
         if let Some(error) = failed {
-            core.index.unpin(&id, PinKind::Timed);
+            unpin(&mut core, id);
             return Err(match error {
                 PromoteError::NoRoom => ServiceError::NoSpace("RAM has no room for it".to_owned()),
                 PromoteError::Lost => ServiceError::Data(format!("a part of snapshot {id}")),
@@ -64,10 +71,11 @@ impl Service {
         }
         let row = self.row(&core, id, &called).ok_or_else(|| gone(id))?;
         if row.tier != TierKind::Ram {
-            core.index.unpin(&id, PinKind::Timed);
+            unpin(&mut core, id);
             return Err(ServiceError::NoSpace("RAM has no room for it".to_owned()));
         }
         drop(core);
+        drop(held);
         let took = self.clock.monotonic().saturating_sub(start);
         let from_tier = if lacking.is_empty() {
             TierKind::Ram
@@ -81,6 +89,42 @@ impl Service {
             restore_time_ms: took.as_secs_f64() * 1000.0,
             pinned_until: seconds(until),
         })
+    }
+
+    /// The snapshot, pinned and held, and what of it is not in RAM. `None`: others have the room.
+    fn hold_by_name(
+        &self,
+        select: &Selector,
+        until: Millis,
+        ticket: Option<Ticket>,
+    ) -> Result<Option<Held<'_>>, ServiceError> {
+        let mut core = self.core.lock();
+        let (id, called) = existing(&core, select)?;
+        self.check_match(&core, id)?;
+        let lease = match self.lease_by_id(&mut core, &id, ticket) {
+            Ok(lease) => lease,
+            Err(NoLease::Later) => return Ok(None),
+            Err(NoLease::NoRoom) => {
+                let text = "store.ram is too small for it, or full of pinned snapshots";
+                return Err(ServiceError::NoSpace(text.to_owned()));
+            }
+            Err(NoLease::Nothing | NoLease::Useless) => return Err(unknown_snapshot(&id)),
+        };
+        core.index.touch(&id, self.clock.now());
+        core.index.pin(&id, Pin::Until(until));
+        Self::pin_room(&mut core, &lease, until);
+        let lacking = lease
+            .token
+            .objects()
+            .filter_map(|object| Some((object, core.index.object(&object)?)))
+            .filter(|(_, info)| !info.tiers.contains(TierKind::Ram))
+            .map(|(object, info)| (object, info.bytes))
+            .collect();
+        let held = HeldLease {
+            service: self,
+            lease: Some(lease),
+        };
+        Ok(Some((id, called, held, lacking)))
     }
 
     /// Some attached worker can read it, or none is attached.
@@ -105,16 +149,42 @@ impl Service {
     }
 }
 
-/// A lease that ends with its scope.
+fn unpin(core: &mut Core, id: SnapshotId) {
+    core.index.unpin(&id, PinKind::Timed);
+    core.promises.unpin(&id);
+}
+
+/// A lease that ends with its scope, whatever happens to the request.
 struct HeldLease<'a> {
     service: &'a Service,
-    token: Option<LeaseToken>,
+    lease: Option<Lease>,
 }
 
 impl Drop for HeldLease<'_> {
     fn drop(&mut self) {
-        if let Some(token) = self.token.take() {
-            self.service.release(token);
+        if let Some(lease) = self.lease.take() {
+            self.service.release(lease);
+        }
+    }
+}
+
+/// A place in the line for room, which ends with its scope.
+struct InLine<'a> {
+    service: &'a Service,
+    ticket: Option<Ticket>,
+}
+
+impl InLine<'_> {
+    fn stand(&mut self) {
+        let stand = || self.service.core.lock().promises.stand_in_line();
+        self.ticket.get_or_insert_with(stand);
+    }
+}
+
+impl Drop for InLine<'_> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            self.service.leave_line(ticket);
         }
     }
 }

@@ -1,15 +1,18 @@
 //! A worker's lookups: the deepest snapshot that is worth it, held, and on its way into RAM.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
-use super::restore::{Leased, Part, Restore, Slot};
+use super::restore::{Part, Restore, Slot};
 use super::{Ended, Session};
 use crate::index::TreeKey;
 use crate::proto::channel::layout::{Miss, Tier as WireTier};
 use crate::proto::channel::msg::{Lookup, LookupResult};
 use crate::service::hold::Point;
+use crate::service::lease::{Leased, NoLease, Wanted};
 use crate::service::metrics::{self, ByReason, Name};
 use crate::service::policy::{self, Facts};
+use crate::service::promises::Ticket;
 use crate::service::restore_state::RestoreState;
 use crate::store::pieces;
 use crate::types::{ObjectId, ObjectKind, TierKind, TokenRange};
@@ -17,32 +20,107 @@ use crate::types::{ObjectId, ObjectKind, TierKind, TokenRange};
 /// Leases that one worker may hold.
 const MAX_LEASES: usize = 1024;
 
+/// A lookup that waits until room in RAM can be promised to it.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    lookup: Lookup,
+    pub(super) ticket: Ticket,
+    since: Duration,
+}
+
+/// Why there is no lease.
+enum NoHit {
+    Miss(Miss),
+    /// Others have the room in RAM.
+    Later,
+}
+
+impl From<Miss> for NoHit {
+    fn from(miss: Miss) -> Self {
+        Self::Miss(miss)
+    }
+}
+
 impl Session {
     /// The longest restorable boundary, please.
     pub(super) async fn lookup(&mut self, lookup: Lookup) -> Ended {
-        match self.find(&lookup) {
-            Ok((id, restore)) => {
-                self.hold(Point::Restore(&restore.state)).await;
-                self.grant(&lookup, id, restore).await
-            }
-            Err(reason) => {
-                metrics::count(&self.service.metrics.misses, reason.as_str());
-                self.say(LookupResult {
-                    req: lookup.req,
-                    attempt: lookup.attempt,
-                    lease: 0,
-                    boundary: 0,
-                    kv_from: 0,
-                    tier: None,
-                    reason: Some(reason),
-                    bytes: 0,
-                    parts: Vec::new(),
-                })
+        if let Err(reason) = self.check(&lookup) {
+            return self.miss(&lookup, reason);
+        }
+        match self.find(&lookup, None) {
+            Ok((id, restore)) => self.hit(&lookup, id, restore).await,
+            Err(NoHit::Miss(reason)) => self.miss(&lookup, reason),
+            Err(NoHit::Later) => {
+                self.service.metrics.waited_for_room.inc();
+                self.waiting.push_back(Waiting {
+                    lookup,
+                    ticket: self.service.core.lock().promises.stand_in_line(),
+                    since: self.service.clock.monotonic(),
+                });
+                Ok(())
             }
         }
     }
 
-    fn find(&mut self, lookup: &Lookup) -> Result<(u64, Restore), Miss> {
+    /// Looks whether there is room now for those who wait for it.
+    pub(super) async fn tend_lookups(&mut self) -> Ended {
+        for _ in 0..self.waiting.len() {
+            let Some(waiting) = self.waiting.pop_front() else {
+                break;
+            };
+            let found = self.find(&waiting.lookup, Some(waiting.ticket));
+            let waited = self.service.clock.monotonic().saturating_sub(waiting.since);
+            if matches!(found, Err(NoHit::Later)) && waited < self.service.config.room_wait {
+                self.waiting.push_back(waiting);
+                continue;
+            }
+            self.service.leave_line(waiting.ticket);
+            match found {
+                Ok((id, restore)) => self.hit(&waiting.lookup, id, restore).await?,
+                Err(NoHit::Miss(reason)) => self.miss(&waiting.lookup, reason)?,
+                Err(NoHit::Later) => self.miss(&waiting.lookup, Miss::NoRoom)?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn hit(&mut self, lookup: &Lookup, id: u64, restore: Restore) -> Ended {
+        self.hold(Point::Restore(&restore.state)).await;
+        self.grant(lookup, id, restore).await
+    }
+
+    fn miss(&mut self, lookup: &Lookup, reason: Miss) -> Ended {
+        metrics::count(&self.service.metrics.misses, reason.as_str());
+        self.say(LookupResult {
+            req: lookup.req,
+            attempt: lookup.attempt,
+            lease: 0,
+            boundary: 0,
+            kv_from: 0,
+            tier: None,
+            reason: Some(reason),
+            bytes: 0,
+            parts: Vec::new(),
+        })
+    }
+
+    /// The request may ask, and has not asked before in this attempt.
+    fn check(&mut self, lookup: &Lookup) -> Result<(), Miss> {
+        let request = self
+            .requests
+            .get_mut(lookup.req)
+            .filter(|request| !request.closed)
+            .ok_or(Miss::BadRequest)?;
+        let asked = |last| lookup.attempt <= last;
+        if lookup.attempt < request.attempt || request.answered.is_some_and(asked) {
+            return Err(Miss::BadRequest);
+        }
+        request.attempt = lookup.attempt;
+        request.answered = Some(lookup.attempt);
+        Ok(())
+    }
+
+    fn find(&mut self, lookup: &Lookup, ticket: Option<Ticket>) -> Result<(u64, Restore), NoHit> {
         let Lookup {
             req,
             attempt,
@@ -54,26 +132,21 @@ impl Session {
         let full = self.restores.len() >= MAX_LEASES || self.closing;
         let request = self
             .requests
-            .get_mut(req)
-            .filter(|request| !request.closed)
+            .get(req)
+            .filter(|request| !request.closed && request.attempt == attempt)
             .ok_or(bad)?;
-        if attempt < request.attempt || request.answered.is_some_and(|last| attempt <= last) {
-            return Err(bad);
-        }
-        request.attempt = attempt;
-        request.answered = Some(attempt);
         if request.not_saved {
-            return Err(Miss::NotSaved);
+            return Err(Miss::NotSaved.into());
         }
         if request.poison.is_some() {
-            return Err(bad);
+            return Err(bad.into());
         }
         let model = self.model.clone().ok_or(Miss::StaleEpoch)?;
         if request.epoch != self.epoch {
-            return Err(Miss::StaleEpoch);
+            return Err(Miss::StaleEpoch.into());
         }
         if full {
-            return Err(Miss::Busy);
+            return Err(Miss::Busy.into());
         }
         let key = TreeKey {
             fingerprint: model.fingerprint,
@@ -81,20 +154,25 @@ impl Session {
         };
         let owner = (self.worker.session, req);
         let conversation = &request.conversation;
-        let found = self
-            .service
-            .lease(&key, &request.tokens, max_boundary, |hit, core| {
-                let now = self.service.clock.now();
-                core.conversations
-                    .saw(conversation, owner, hit.snapshot, hit.boundary, now);
-                hit.boundary > device_boundary
-            });
-        let Leased { hit, token, there } = found.map_err(|known| {
-            if known {
-                Miss::DeviceAsDeep
-            } else {
-                Miss::NothingStored
-            }
+        let wanted = Wanted {
+            key: &key,
+            geometry: &model.geometry,
+            tokens: &request.tokens,
+            max_boundary,
+            device_kv,
+            ticket,
+        };
+        let found = self.service.lease(&wanted, |hit, core| {
+            let now = self.service.clock.now();
+            core.conversations
+                .saw(conversation, owner, hit.snapshot, hit.boundary, now);
+            hit.boundary > device_boundary
+        });
+        let Leased { hit, lease, there } = found.map_err(|why| match why {
+            NoLease::Nothing => Miss::NothingStored.into(),
+            NoLease::Useless => Miss::DeviceAsDeep.into(),
+            NoLease::NoRoom => Miss::NoRoom.into(),
+            NoLease::Later => NoHit::Later,
         })?;
         let boundary = hit.boundary;
         let kv_from = device_kv.min(boundary);
@@ -150,7 +228,7 @@ impl Session {
         let too_many = parts.len().saturating_mul(8) as u64
             > self.service.config.down_capacity.as_u64() / 4 - 256;
         if skip.is_some() || too_many {
-            self.service.release(token);
+            self.service.release(lease);
             let reason = skip.unwrap_or(Miss::NoRoom);
             let name = Name(reason.as_str());
             self.service
@@ -158,7 +236,7 @@ impl Session {
                 .skipped
                 .get_or_create(&ByReason { reason: name })
                 .inc();
-            return Err(reason);
+            return Err(reason.into());
         }
         let mut objects = HashMap::new();
         for part in &parts {
@@ -172,7 +250,7 @@ impl Session {
         let restore = Restore {
             state: RestoreState::Leased,
             snapshot: hit.snapshot,
-            token,
+            held: lease,
             boundary,
             device_boundary,
             tier: if from_disk > 0 {

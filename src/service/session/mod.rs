@@ -24,13 +24,11 @@ mod restore;
 mod save;
 mod turns;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-
-pub(super) use restore::Leased;
 
 use super::Service;
 use super::core::Model;
@@ -44,6 +42,7 @@ use crate::proto::channel::{Broken, DaemonEnd};
 use crate::store::Object;
 use crate::types::ObjectId;
 use copies::{Copies, Copy, What};
+use lookup::Waiting;
 use outbox::{Outbox, OutboxError};
 use requests::{Limits, Requests};
 use restore::Restore;
@@ -107,6 +106,8 @@ pub(super) struct Session {
     requests: Requests,
     saves: HashMap<u64, Save>,
     restores: HashMap<u64, Restore>,
+    /// Lookups that wait for room in RAM, in the order of asking.
+    waiting: VecDeque<Waiting>,
     /// `None` while the weights are unknown.
     model: Option<Arc<Model>>,
     epoch: u64,
@@ -153,6 +154,7 @@ impl Session {
             outbox: Outbox::default(),
             saves: HashMap::new(),
             restores: HashMap::new(),
+            waiting: VecDeque::new(),
             serial: 0,
             closing: false,
             service,
@@ -193,6 +195,7 @@ impl Session {
                     tokio::time::sleep(NAP).await;
                 }
             }
+            () = self.service.room_freed.notified(), if !self.waiting.is_empty() => {}
             () = tokio::time::sleep(NAP) => {}
         }
         self.end.link.beat();
@@ -216,6 +219,7 @@ impl Session {
             tokio::task::yield_now().await;
         }
         self.tend_saves().await?;
+        self.tend_lookups().await?;
         self.tend_restores().await?;
         let counts = (self.requests.len(), self.saves.len(), self.restores.len());
         self.worker.set_counts(counts);

@@ -15,11 +15,11 @@ use std::time::Duration;
 use super::copies::{Copy, What};
 use super::{Ended, Session};
 use crate::device::DeviceError;
-use crate::index::{Hit, LeaseToken};
 use crate::proto::channel::layout::{Outcome, Piece, RevokeReason, Status};
 use crate::proto::channel::msg::{Fill, Filled, Release, Revoke};
 use crate::service::api::Event as Announcement;
 use crate::service::hold::Point;
+use crate::service::lease::Lease;
 use crate::service::promote::PromoteError;
 use crate::service::restore_state::RestoreState;
 use crate::store::Object;
@@ -33,7 +33,7 @@ const MAX_WAITING: usize = 1 << 14;
 pub(super) struct Restore {
     pub(super) state: RestoreState,
     pub(super) snapshot: SnapshotId,
-    pub(super) token: LeaseToken,
+    pub(super) held: Lease,
     pub(super) boundary: u32,
     /// Boundary that the device had anyway.
     pub(super) device_boundary: u32,
@@ -65,15 +65,6 @@ pub(super) struct Part {
     pub(super) range: TokenRange,
     pub(super) bytes: u64,
     pub(super) filled: bool,
-}
-
-/// A hit, with everything that the lock was needed for.
-#[derive(Debug)]
-pub(in crate::service) struct Leased {
-    pub hit: Hit,
-    pub token: LeaseToken,
-    /// Objects that are in RAM.
-    pub there: HashMap<ObjectId, Object>,
 }
 
 impl Session {
@@ -285,7 +276,7 @@ impl Session {
         }
         restore.state = self.go(restore.state, RestoreState::Released);
         self.hold(Point::Restore(&restore.state)).await;
-        self.service.release(restore.token);
+        self.service.release(restore.held);
         for Fill {
             lease,
             piece,
@@ -337,10 +328,13 @@ impl Session {
 
     /// Gives every lease back without a word: the worker is gone.
     pub(super) fn drop_leases(&mut self) {
+        for waiting in self.waiting.drain(..) {
+            self.service.leave_line(waiting.ticket);
+        }
         for (_, restore) in self.restores.drain() {
             let unused = &self.service.metrics.unused;
             crate::service::metrics::count(unused, Outcome::SessionEnd.as_str());
-            self.service.release(restore.token);
+            self.service.release(restore.held);
         }
     }
 

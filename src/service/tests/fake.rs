@@ -315,7 +315,8 @@ impl Fake {
     }
 
     /// Looks a prompt up.
-    pub async fn lookup(&mut self, req: u64, max: usize, device: (u32, u32)) -> LookupResult {
+    /// Asks, and does not wait for the answer.
+    pub fn ask(&mut self, req: u64, max: usize, device: (u32, u32)) {
         let max_boundary = max as u32;
         let (device_boundary, device_kv) = device;
         self.say(Lookup {
@@ -325,6 +326,10 @@ impl Fake {
             device_boundary,
             device_kv,
         });
+    }
+
+    pub async fn lookup(&mut self, req: u64, max: usize, device: (u32, u32)) -> LookupResult {
+        self.ask(req, max, device);
         self.hear(|message| match message {
             Down::LookupResult(result) if result.req == req => Some(result.clone()),
             _ => None,
@@ -386,6 +391,14 @@ impl Fake {
         let got = self.fill(hit.lease, Piece::State, 0, STATE).await?;
         assert!(got == state_bytes(self.seed, tokens), "foreign state");
         Ok(())
+    }
+
+    pub fn give_back(&mut self, lease: u64) {
+        self.say(Release {
+            lease,
+            outcome: Outcome::Aborted,
+            reused: 0,
+        });
     }
 
     /// Restores the longest prefix of `tokens`, checks every byte, and lets go. `None`: a miss.
