@@ -52,7 +52,7 @@ use common::disk;
 use common::engine::{Engine, tokens};
 use common::wait_for;
 use common::worker::{Model, Worker, prompt};
-use serde_json::{Value, json};
+use serde_json::json;
 
 fn cold() -> Engine {
     Engine::alone(&["--no-cache"])
