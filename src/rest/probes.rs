@@ -18,18 +18,20 @@ pub async fn healthz() -> Response {
     Json(json!({ "status": "ok" })).into_response()
 }
 
-/// 200 when the daemon can do its work, else 503 with every reason.
+/// 200 when the daemon can do its work, else 503 with every reason. `warnings` is what is wrong
+/// although it works: a full disk, from which is still restored.
 pub async fn readyz(State(shared): State<Shared>) -> Response {
     let reasons = shared.not_ready();
     let status = match reasons.is_empty() {
         true => StatusCode::OK,
         false => StatusCode::SERVICE_UNAVAILABLE,
     };
-    (
-        status,
-        Json(json!({ "ready": reasons.is_empty(), "reasons": reasons })),
-    )
-        .into_response()
+    let body = json!({
+        "ready": reasons.is_empty(),
+        "reasons": reasons,
+        "warnings": shared.warnings(),
+    });
+    (status, Json(body)).into_response()
 }
 
 /// OpenMetrics text.
