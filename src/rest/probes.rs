@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::error::{ApiError, ErrorType};
 use super::state::Shared;
@@ -26,12 +26,18 @@ pub async fn readyz(State(shared): State<Shared>) -> Response {
         true => StatusCode::OK,
         false => StatusCode::SERVICE_UNAVAILABLE,
     };
-    let body = json!({
-        "ready": reasons.is_empty(),
-        "reasons": reasons,
-        "warnings": shared.warnings(),
-    });
+    let mut body = json!({ "ready": reasons.is_empty(), "reasons": reasons });
+    let warnings = shared.warnings();
+    if !warnings.is_empty() {
+        with_warnings(&mut body, warnings);
+    }
     (status, Json(body)).into_response()
+}
+
+fn with_warnings(body: &mut Value, warnings: Vec<String>) {
+    if let Value::Object(body) = body {
+        body.insert("warnings".to_owned(), warnings.into());
+    }
 }
 
 /// OpenMetrics text.

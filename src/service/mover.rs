@@ -19,8 +19,7 @@ use parking_lot::{Condvar, Mutex};
 use super::Service;
 use super::conversations::ConversationKey;
 use super::core::{Failure, Model, Removal};
-use super::metrics::{self, ByReason, Name};
-use crate::store::{self, ErrorKind, StoreError, Stored, Tier};
+use crate::store::{self, StoreError, Stored, Tier};
 use crate::types::TierKind;
 
 /// The longest sleep; levels of tiers are told as often.
@@ -28,12 +27,6 @@ const NAP: Duration = Duration::from_millis(500);
 
 /// Most of the disk's budget that is kept free.
 const MAX_SLACK: u64 = 256 << 20;
-
-/// First pause after a failure; it doubles up to [`MAX_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
-
-/// Longest pause after failures.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// Wakes the disk thread.
 #[derive(Debug, Default)]
@@ -376,95 +369,6 @@ impl Service {
         drop(core);
         if all {
             self.write_succeeded();
-        }
-    }
-
-    /// A disk that was full, and of which nobody wants anything now, may have room again.
-    fn look_for_room(&self) {
-        let need = {
-            let core = self.core.lock();
-            let wanted = !core.queue.is_idle() || core.conversations.any_dirty();
-            core.queue
-                .trouble
-                .full()
-                .filter(|_| !wanted)
-                .map(|full| full.need)
-        };
-        if need.is_some_and(|need| self.store.disk_has_room(need)) {
-            self.write_succeeded();
-        }
-    }
-
-    /// Counts a failed write, and makes the thread wait before the next.
-    pub(super) fn write_failed(&self, error: &StoreError) -> Failure {
-        let failure = match error {
-            StoreError::TooLarge { .. } => Failure::TooLarge,
-            error => match error.kind() {
-                ErrorKind::NoSpace => Failure::NoSpace,
-                ErrorKind::Unavailable => Failure::Unavailable,
-                _ => Failure::Other,
-            },
-        };
-        let label = ByReason {
-            reason: Name(failure.as_str()),
-        };
-        self.metrics.write_failures.get_or_create(&label).inc();
-        let now = (self.clock.now(), self.clock.monotonic());
-        let mut core = self.core.lock();
-        // What is too large is not tried again, and says nothing of the others.
-        if failure != Failure::TooLarge {
-            let pause = FIRST_PAUSE
-                .saturating_mul(1 << core.queue.failures.min(16))
-                .min(MAX_PAUSE);
-            core.queue.failures += 1;
-            if !core.queue.is_hopeless(failure) {
-                core.queue.not_before = now.1.saturating_add(pause);
-            }
-        }
-        let tell = core.queue.trouble.failed(failure, error, now);
-        drop(core);
-        if let Some(failures) = tell {
-            tracing::warn!(%error, failures, "Could not write to disk");
-        }
-        self.note_poison();
-        failure
-    }
-
-    fn disk_failed(&self, what: &'static str, error: &StoreError) {
-        metrics::count(&self.metrics.write_failures, what);
-        let now = self.clock.monotonic();
-        let tell = self.core.lock().queue.trouble.not_removed(now);
-        if let Some(failures) = tell {
-            tracing::warn!(%error, failures, "Could not remove from disk");
-        }
-        self.note_poison();
-    }
-
-    /// A disk that takes no more writes is not ready.
-    fn note_poison(&self) {
-        if self
-            .store
-            .disk
-            .as_ref()
-            .is_some_and(|disk| disk.poisoned().is_some())
-        {
-            self.latches.hold(super::DISK_FAILED);
-        }
-    }
-
-    /// A write went well.
-    pub(super) fn write_succeeded(&self) {
-        let mut core = self.core.lock();
-        core.queue.failures = 0;
-        core.queue.not_before = Duration::ZERO;
-        let (full, other) = core.queue.trouble.over();
-        drop(core);
-        if let Some(full) = full {
-            let (failures, since) = (full.failures, full.since.rfc3339());
-            tracing::info!(failures, since, "The disk has room again");
-        }
-        if other {
-            tracing::info!("The disk takes writes again");
         }
     }
 }
