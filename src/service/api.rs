@@ -208,6 +208,17 @@ pub struct TierRow {
     pub objects: u64,
     /// It takes writes: the disk did not fail.
     pub healthy: bool,
+    /// It has no room and refuses writes; what it holds is served.
+    pub full: bool,
+    /// Since then, unix time in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub full_since: Option<f64>,
+    /// When it last refused a write, unix time in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_failure_at: Option<f64>,
+    /// Why it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<String>,
 }
 
 /// One attached worker.
@@ -283,6 +294,8 @@ pub struct StatusReply {
     pub ready: bool,
     /// What it waits for, or what is broken.
     pub not_ready: Vec<String>,
+    /// What is wrong although it does its work.
+    pub warnings: Vec<String>,
     /// Attached workers.
     pub workers: usize,
     /// Snapshots that are visible.

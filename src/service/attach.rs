@@ -260,6 +260,13 @@ impl Service {
     }
 
     pub(super) fn send_away(&self, worker: &Arc<Worker>, reason: CloseReason) {
+        // A worker that hears of our end hangs up; that is not why.
+        let reason = match reason {
+            CloseReason::SilentPeer | CloseReason::Detached if self.stopping() => {
+                CloseReason::Shutdown
+            }
+            reason => reason,
+        };
         worker.end(reason);
         if !worker.is_bound() {
             self.detached(worker, reason, reason.as_str());

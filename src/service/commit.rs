@@ -240,6 +240,7 @@ impl Service {
             rid: Some(Arc::clone(commit.rid)),
             written: 0,
             failure: None,
+            waiters: 0,
         };
         core.know(model);
         core.records.insert(id, record);

@@ -52,8 +52,10 @@ pub(super) enum NoLease {
     Useless,
     /// Others have the room in RAM.
     Later,
-    /// RAM is too small, or full of what is pinned.
+    /// RAM is full of what is pinned.
     NoRoom,
+    /// RAM is too small.
+    TooLarge,
 }
 
 // === impl Service ===
@@ -102,7 +104,7 @@ impl Service {
                 .entry(id)
                 .or_insert_with(|| room_of(geometry, kind, range));
         }
-        match self.promise(&mut core, needs, ticket) {
+        match self.promise_room(&mut core, needs, ticket) {
             Ok(promise) => {
                 core.index.touch(&hit.snapshot, self.clock.now());
                 let lease = Lease { token, promise };
@@ -130,7 +132,7 @@ impl Service {
             .filter_map(|id| Some((id, core.index.object(&id)?)))
             .map(|(id, info)| (id, room_of(&geometry, info.kind, info.range)))
             .collect();
-        match self.promise(core, needs, ticket) {
+        match self.promise_room(core, needs, ticket) {
             Ok(promise) => Ok(Lease { token, promise }),
             Err(why) => {
                 core.index.release(token);
@@ -139,7 +141,7 @@ impl Service {
         }
     }
 
-    fn promise(
+    fn promise_room(
         &self,
         core: &mut Core,
         needs: HashMap<ObjectId, u64>,
@@ -151,6 +153,7 @@ impl Service {
             Answer::Yes(promise) => Ok(promise),
             Answer::Later => Err(NoLease::Later),
             Answer::Never => Err(NoLease::NoRoom),
+            Answer::TooLarge => Err(NoLease::TooLarge),
         }
     }
 

@@ -17,8 +17,7 @@
 //!
 //! # Cancellation
 //! Before a snapshot is visible, whatever ends a save leaves nothing. A lease ends with its session
-//! at the latest. Shutting down takes leases back, lets copies under way end, writes down what is
-//! pending, and stops at its deadline.
+//! at the latest. How the service itself ends is told in `shutdown`.
 //!
 //! # Errors
 //! A worker never gets an error that its server would have to handle: it gets a miss, a decline, or
@@ -48,9 +47,11 @@ mod room;
 mod rows;
 pub mod save_state;
 mod session;
+mod shutdown;
 mod startup;
 #[cfg(test)]
 mod tests;
+mod trouble;
 mod workers;
 mod write_down;
 
@@ -86,7 +87,6 @@ use self::promote::Promoter;
 use self::workers::Workers;
 use crate::device::{Device, DeviceKind};
 use crate::index::{Coverage, Index, TierSet, TreeKey};
-use crate::proto::channel::layout::CloseReason;
 use crate::store::{Store, StoreError};
 use crate::types::{BootId, SnapshotId, TierKind, TokenId};
 use crate::util::clock::Clock;
@@ -131,6 +131,8 @@ pub struct Service {
     tasks: TaskTracker,
     lease: AtomicU64,
     stopping: AtomicBool,
+    /// When the service ends at the latest, once it is stopping.
+    end_by: std::sync::OnceLock<tokio::time::Instant>,
 }
 
 /// Why the service cannot start.
@@ -186,6 +188,7 @@ impl Service {
             tasks: TaskTracker::new(),
             lease: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
+            end_by: std::sync::OnceLock::new(),
             config,
             clock,
             store,
@@ -229,46 +232,6 @@ impl Service {
     /// Whether the peer may use the control plane; `token` is what it showed.
     pub fn admits(&self, peer: &Peer, token: Option<&str>) -> bool {
         self.gate.admits(peer, token)
-    }
-
-    /// Ends sessions and writes down what is pending, within the configured time.
-    pub async fn shutdown(&self) {
-        self.stopping.store(true, Ordering::Release);
-        let deadline = tokio::time::Instant::now() + self.config.drain_timeout;
-        for worker in self.workers.all() {
-            self.send_away(&worker, CloseReason::Shutdown);
-        }
-        self.tasks.close();
-        if tokio::time::timeout_at(deadline, self.tasks.wait())
-            .await
-            .is_err()
-        {
-            tracing::warn!("Some sessions did not end in time");
-        }
-        self.core.lock().queue.draining = true;
-        self.wake.notify_one();
-        loop {
-            let changed = self.changed.notified();
-            let left = {
-                let core = self.core.lock();
-                let idle = core.queue.is_idle() && !core.conversations.any_dirty();
-                if idle { 0 } else { core.queue.len().max(1) }
-            };
-            if left == 0 {
-                break;
-            }
-            if tokio::time::Instant::now() >= deadline {
-                tracing::warn!(
-                    snapshots = left,
-                    "Stopping with snapshots that are not durable"
-                );
-                break;
-            }
-            let look = tokio::time::Instant::now() + std::time::Duration::from_millis(50);
-            let _ = tokio::time::timeout_at(deadline.min(look), changed).await;
-        }
-        self.promoter.stop();
-        self.wake.notify_one();
     }
 
     /// What is on disk is known. A disk that failed later does not keep workers away.

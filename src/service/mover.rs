@@ -6,7 +6,8 @@
 //! written is not removed at the same time, and a manifest never goes after its objects.
 //!
 //! # Errors
-//! A failed write is tried again, later and later. After a failed fsync the disk takes nothing
+//! A failed write is tried again, later and later, and told once a minute; who waits for it hears
+//! of a full disk at once. While the service ends, what a full disk refuses is given up. After a failed fsync the disk takes nothing
 //! more: the service is not ready any longer, serves from RAM and disk as before, and lets last
 //! copies go.
 
@@ -18,8 +19,7 @@ use parking_lot::{Condvar, Mutex};
 use super::Service;
 use super::conversations::ConversationKey;
 use super::core::{Failure, Model, Removal};
-use super::metrics::{self, ByReason, Name};
-use crate::store::{self, ErrorKind, StoreError, Stored, Tier};
+use crate::store::{self, StoreError, Stored, Tier};
 use crate::types::TierKind;
 
 /// The longest sleep; levels of tiers are told as often.
@@ -27,12 +27,6 @@ const NAP: Duration = Duration::from_millis(500);
 
 /// Most of the disk's budget that is kept free.
 const MAX_SLACK: u64 = 256 << 20;
-
-/// First pause after a failure; it doubles up to [`MAX_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
-
-/// Longest pause after failures.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// Wakes the disk thread.
 #[derive(Debug, Default)]
@@ -90,16 +84,22 @@ impl Service {
     /// Does one round of everything that is to be done. Returns how long nothing is due.
     fn move_things(&self) -> Duration {
         self.remove_things();
-        self.keep_room();
+        self.made_room();
         self.keep_disk_room();
         self.demote_things();
         self.remove_things();
         let now = self.clock.monotonic();
+        // A snapshot that fails again and again keeps no conversation from the disk, nor the other
+        // way round.
+        if !self.core.lock().queue.refs_failed {
+            self.write_refs();
+        }
         let due = self.core.lock().queue.pop(now);
         if let Some(snapshot) = due {
             self.write_down(snapshot);
         }
         self.write_refs();
+        self.look_for_room();
         self.refresh_levels();
         self.changed.notify_waiters();
         let core = self.core.lock();
@@ -199,9 +199,12 @@ impl Service {
         self.write_object(object)
     }
 
-    /// Last copies became spare ones: let some go if RAM is full.
+    /// Last copies became spare ones: let some go if RAM is full. Not while the service ends: what
+    /// had to be written first would come back for as long as the disk does not take it.
     pub(super) fn made_room(&self) {
-        self.keep_room();
+        if !self.core.lock().queue.draining {
+            self.keep_room();
+        }
     }
 
     /// Writes one object, making room on disk if need be. Returns the payload bytes written.
@@ -212,6 +215,13 @@ impl Service {
         let mut tried = 0;
         let stored = loop {
             match disk.put(object) {
+                Err(StoreError::NoSpace { need, .. }) if need > disk.usage().budget => {
+                    return Err(StoreError::TooLarge {
+                        tier: TierKind::Disk,
+                        need,
+                        budget: disk.usage().budget,
+                    });
+                }
                 Err(StoreError::NoSpace { need, free, .. }) if tried < 3 => {
                     tried += 1;
                     if self.evict_from_disk(need.saturating_sub(free)) == 0 {
@@ -319,7 +329,13 @@ impl Service {
             core.conversations.trim(self.config.max_idle_conversations);
             keys
         };
+        let (mut hopeless, mut wrote) = (false, false);
+        let mut failed = false;
         for key in keys {
+            if hopeless {
+                self.core.lock().conversations.mark_dirty(key);
+                continue;
+            }
             let (name, stored) = {
                 let core = self.core.lock();
                 let tenant = key.tenant.as_deref();
@@ -332,59 +348,27 @@ impl Service {
                 Some(conversation) => refs.put(&conversation),
                 None => refs.remove(&name).map(drop),
             };
-            if let Err(error) = written {
-                self.write_failed(&error);
-                self.core.lock().conversations.mark_dirty(key);
+            match written {
+                Ok(()) => wrote = true,
+                Err(error) => {
+                    // What the others would meet, too, is not tried with each of them.
+                    let failure = self.write_failed(&error);
+                    failed = true;
+                    hopeless = matches!(failure, Failure::NoSpace | Failure::Unavailable);
+                    let mut core = self.core.lock();
+                    core.conversations.mark_dirty(key);
+                    core.queue.names_given_up |= core.queue.is_hopeless(failure);
+                }
             }
         }
-        self.core.lock().queue.writing_refs = 0;
-    }
-
-    /// Counts a failed write, and makes the thread wait before the next.
-    pub(super) fn write_failed(&self, error: &StoreError) -> Failure {
-        let failure = match error.kind() {
-            ErrorKind::NoSpace => Failure::NoSpace,
-            ErrorKind::Unavailable => Failure::Unavailable,
-            _ => Failure::Other,
-        };
-        let label = ByReason {
-            reason: Name(failure.as_str()),
-        };
-        self.metrics.write_failures.get_or_create(&label).inc();
-        tracing::warn!(%error, "Could not write to disk");
         let mut core = self.core.lock();
-        let pause = FIRST_PAUSE
-            .saturating_mul(1 << core.queue.failures.min(16))
-            .min(MAX_PAUSE);
-        core.queue.failures += 1;
-        core.queue.not_before = self.clock.monotonic().saturating_add(pause);
+        core.queue.writing_refs = 0;
+        core.queue.refs_failed = failed;
+        // A small file may find room where what waits does not.
+        let all = wrote && !hopeless && core.queue.len() == 0;
         drop(core);
-        self.note_poison();
-        failure
-    }
-
-    fn disk_failed(&self, what: &'static str, error: &StoreError) {
-        metrics::count(&self.metrics.write_failures, what);
-        tracing::warn!(%error, "Could not remove from disk");
-        self.note_poison();
-    }
-
-    /// A disk that takes no more writes is not ready.
-    fn note_poison(&self) {
-        if self
-            .store
-            .disk
-            .as_ref()
-            .is_some_and(|disk| disk.poisoned().is_some())
-        {
-            self.latches.hold(super::DISK_FAILED);
+        if all {
+            self.write_succeeded();
         }
-    }
-
-    /// A write went well.
-    pub(super) fn write_succeeded(&self) {
-        let mut core = self.core.lock();
-        core.queue.failures = 0;
-        core.queue.not_before = Duration::ZERO;
     }
 }

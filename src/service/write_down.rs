@@ -16,9 +16,9 @@ use super::api::Event;
 use super::core::{Core, Failure, Record, Removal};
 use super::hold::Point;
 use super::save_state::SaveState;
-use crate::index::{Hit, LeaseToken, SnapshotInfo};
+use crate::index::{Hit, LeaseToken, Retain, SnapshotInfo};
 use crate::store::{KvRef, Manifest, ObjectRef, StoreError, Tier};
-use crate::types::{Generation, ObjectId, SnapshotId, TokenRange};
+use crate::types::{Generation, ObjectId, SnapshotId, TierKind, TokenRange};
 
 /// Everything that is needed of a snapshot to write it.
 struct Plan {
@@ -85,6 +85,16 @@ impl Service {
             };
             (labels(record), std::sync::Arc::clone(&record.model))
         };
+        let usage = disk.usage();
+        let need = plan.info.state_bytes.saturating_add(plan.info.kv_bytes);
+        if need > usage.budget {
+            // Before others are evicted for nothing.
+            return Err(StoreError::TooLarge {
+                tier: TierKind::Disk,
+                need,
+                budget: usage.budget,
+            });
+        }
         disk.register_model(model.fingerprint, &model.geometry, model.description())?;
         let mut bytes = 0;
         for id in &plan.lacking {
@@ -211,10 +221,16 @@ impl Service {
         let now = self.clock.monotonic();
         let mut core = self.core.lock();
         core.advance(&snapshot, SaveState::Visible);
+        let mark = core.queue.trouble.mark();
         let known = core.records.get_mut(&snapshot).map(|record| {
-            record.failure = Some(failure);
+            record.failure = Some((failure, mark));
         });
-        if known.is_some() && failure != Failure::Unavailable {
+        if failure == Failure::TooLarge {
+            // RAM alone can keep it, for as long as nothing else needs the room.
+            core.index.set_retain(&snapshot, Retain::Transient);
+        } else if core.queue.is_hopeless(failure) {
+            core.queue.give_up(snapshot);
+        } else if known.is_some() && failure != Failure::Unavailable {
             core.queue.push(snapshot, now);
         }
         let removal = core.release(lease);

@@ -69,6 +69,15 @@ pub struct Live {
     pub changed: Millis,
 }
 
+/// Why a state is not in RAM.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum NoRoom {
+    /// RAM was full.
+    Now,
+    /// It is larger than RAM.
+    Ever,
+}
+
 /// One conversation.
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
@@ -78,6 +87,8 @@ pub struct Conversation {
     pub branches: BTreeMap<String, SnapshotId>,
     /// Requests under way.
     pub live: HashMap<Owner, Live>,
+    /// RAM had no room for the last state that was offered.
+    pub no_room: Option<NoRoom>,
     /// Last change.
     pub updated: Millis,
 }
@@ -191,6 +202,13 @@ impl Conversations {
         }
     }
 
+    /// RAM did not take a state of the conversation.
+    pub fn had_no_room(&mut self, key: &ConversationKey, why: NoRoom) {
+        if let Some(conversation) = self.all.get_mut(key) {
+            conversation.no_room = Some(why);
+        }
+    }
+
     /// A snapshot on the token path of the request is visible. Returns the turn whose snapshot it
     /// became, if the request has finished.
     pub fn saw(
@@ -201,6 +219,9 @@ impl Conversations {
         boundary: u32,
         now: Millis,
     ) -> Option<u32> {
+        if let Some(conversation) = self.all.get_mut(key) {
+            conversation.no_room = None;
+        }
         let live = self.live(key, owner)?;
         if live.snapshot.is_some() && boundary <= live.boundary {
             return None;
@@ -337,6 +358,11 @@ impl Conversations {
     /// Some conversation waits to be written.
     pub fn any_dirty(&self) -> bool {
         !self.dirty.is_empty()
+    }
+
+    /// How many wait to be written.
+    pub fn dirty(&self) -> usize {
+        self.dirty.len()
     }
 
     /// To be written again later.

@@ -171,7 +171,7 @@ impl Session {
         let Leased { hit, lease, there } = found.map_err(|why| match why {
             NoLease::Nothing => Miss::NothingStored.into(),
             NoLease::Useless => Miss::DeviceAsDeep.into(),
-            NoLease::NoRoom => Miss::NoRoom.into(),
+            NoLease::NoRoom | NoLease::TooLarge => Miss::NoRoom.into(),
             NoLease::Later => NoHit::Later,
         })?;
         let boundary = hit.boundary;

@@ -8,6 +8,7 @@ use crate::index::TreeKey;
 use crate::pool::cut;
 use crate::proto::channel::layout::{DeclineReason, Status};
 use crate::proto::channel::msg::{Decline, Offer, Want};
+use crate::service::conversations::NoRoom;
 use crate::service::hold::Point;
 use crate::service::save_state::SaveState;
 use crate::types::TokenRange;
@@ -161,6 +162,11 @@ impl Session {
             let waited = self.service.clock.monotonic().saturating_sub(save.offered);
             let hopeless = !self.service.can_ever_hold(&lengths);
             if hopeless || waited >= self.service.config.room_wait {
+                let why = if hopeless { NoRoom::Ever } else { NoRoom::Now };
+                if let Some(request) = self.requests.get(save.req) {
+                    let mut core = self.service.core.lock();
+                    core.conversations.had_no_room(&request.conversation, why);
+                }
                 return self
                     .drop_save(id, Status::NoRoom, DeclineReason::NoRoom)
                     .await;

@@ -6,6 +6,7 @@ mod conversations;
 mod describe;
 mod durable;
 mod fake;
+mod full_disk;
 mod hostile;
 mod mixed;
 mod pressure;

@@ -1,7 +1,8 @@
 //! A data directory that this process owns: checked, locked, counted.
 
-use std::{io::Read, sync::Arc};
+use std::{io::Read, sync::Arc, time::Duration};
 
+use humantime_serde::re::humantime::format_duration;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,11 @@ use super::{
 /// The format of the whole directory: names, folders, protocol of writing.
 const FORMAT_VERSION: u32 = 1;
 const MAX_LOCK_NOTE: u64 = 4096;
+
+/// It says the same in every data directory of one version.
+const DAMAGED_FORMAT: &str = "; nothing was changed: copy format.json from a backup or from another \
+     data directory of this version (a daemon makes one in an empty folder), or move this folder \
+     away to start with an empty one";
 
 /// The data directory with everything that its users share.
 #[derive(Debug)]
@@ -90,6 +96,11 @@ impl DataDir {
 
     pub(crate) fn counters(&self) -> &Counters {
         self.root.counters()
+    }
+
+    /// Bytes of the file system that are to stay free.
+    pub(crate) fn min_free(&self) -> u64 {
+        self.min_free
     }
 
     /// Bytes of everything in the directory.
@@ -267,6 +278,7 @@ fn check_format(root: &Root, there: bool, now: Millis) -> Result<(), StoreError>
         path: full(),
         reason,
         detail,
+        hint: DAMAGED_FORMAT,
     };
     if there {
         let bytes = root.read_small(&rel, sealed_json::MAX_BYTES)?;
@@ -334,7 +346,12 @@ fn lock(root: &Root, now: Millis) -> Result<Flock<std::fs::File>, StoreError> {
                 path: path(),
                 owner: match owner {
                     Some(Owner { pid, host, since }) => {
-                        format!("process {pid} on {host}, since {since} (Unix time in ms)")
+                        let age = Duration::from_secs(now.since(since).as_secs());
+                        format!(
+                            "process {pid} on {host}, since {} ({} ago)",
+                            since.rfc3339(),
+                            format_duration(age)
+                        )
                     }
                     None => "another process".into(),
                 },
