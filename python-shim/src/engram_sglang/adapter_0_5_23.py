@@ -18,7 +18,9 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from ._channel_layout import Finish
 from .link import Beat
-from .shim import Ending, Names, Request, Room, Shim
+from .requests import Request
+from .shim import Shim
+from .tree import Ending, Names, Room
 
 log = logging.getLogger(__name__)
 
