@@ -20,7 +20,7 @@ from ._channel_layout import Finish
 from .link import Beat
 from .requests import Request
 from .shim import Shim
-from .tree import Ending, Names, Room
+from .seam import Ending, Names, Room
 
 log = logging.getLogger(__name__)
 

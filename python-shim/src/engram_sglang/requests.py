@@ -10,7 +10,7 @@ from ._channel_layout import RequestClose, RequestFlags, RequestOpen, TurnFinish
 from .link import Session
 from .restore import Restore
 from .talk import Talk
-from .tree import Ending, Names
+from .seam import Ending, Names
 
 # Token ids told in one hook: a quarter of a megabyte. What is left follows with the next ticks.
 TOKENS_AT_ONCE = 32768

@@ -26,7 +26,7 @@ No exception leaves a hook. What is unexpected ends the session and all machines
 stays; after three, the shim is off for good and the server goes on as if it were not there.
 
 # Layers
-The modules know nothing of SGLang's classes: what they need of them is `tree.Tree`, which each adapter has.
+The modules know nothing of SGLang's classes: what they need of them is `seam.Tree`, which each adapter has.
 `talk` is the session, `requests` what the daemon is told of requests, `saves` and `restores` move the machines;
 here is what SGLang calls.
 """
@@ -47,7 +47,7 @@ from .restores import Restores
 from .save import SaveState
 from .talk import NO_DIGEST
 from .timing import Times
-from .tree import Ending, Names
+from .seam import Ending, Names
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from .copier import Copier, Event
 from .link import Link, Session
 from .pools import Pools
 from .settings import Settings
-from .tree import Tree
+from .seam import Tree
 
 log = logging.getLogger(__name__)
 
