@@ -2,9 +2,9 @@
 //!
 //! # What
 //! [`Service`] stands between three worlds. *Workers* attach and speak over a shared-memory
-//! channel, each served by a task of its own (`session`); ranks of one server meet in `shards`. *Storage* is blocking: one thread changes
-//! the disk (`mover`), some read from it (`promote`). *People and programs* ask by name (`by_name`,
-//! `rows`).
+//! channel, each served by a task of its own (`session`); the ranks of one server meet in `shards`.
+//! *Storage* is blocking: one thread changes the disk (`mover`), some read from it (`promote`).
+//! *People and programs* ask by name (`by_name`, `rows`).
 //!
 //! # State
 //! What all share is `core`, under one lock that is held for lookups and bookkeeping only.
@@ -12,8 +12,8 @@
 //! [`RestoreState`]; each step takes the state by value.
 //!
 //! # Order of writes
-//! Bytes, then the RAM tier, then the index, then the worker is told: what is found is whole. On
-//! disk: objects, then the manifest, then the conversation; removals go the other way.
+//! Bytes of all shards, then the RAM tier, then the index, then the workers are told: what is found
+//! is whole. On disk: objects, then the manifest, then the conversation; removals go the other way.
 //!
 //! # Cancellation
 //! Before a snapshot is visible, whatever ends a save leaves nothing. A lease ends with its session

@@ -11,6 +11,9 @@
 //! was drained. One that is being drained is waited for: its KV is not asked for twice, and the
 //! deeper save commits after it.
 //!
+//! A rank of several takes over the plan of the first that offered, and hands its pieces over to be
+//! committed with those of the others (`shard`).
+//!
 //! # Cancellation
 //! A save ends by commit, by the worker's abort, by an epoch, by a deadline, by a fault, or with
 //! the session. Until its commit it is a set of blocks that nobody else knows; a copy under way
