@@ -20,8 +20,6 @@ sys.path.insert(0, str(HERE))
 
 import sglang  # noqa: E402
 
-VERSION = tuple(int(part) for part in sglang.__version__.split(".")[:3])
-
 from daemon import Daemon  # noqa: E402
 from engram_sglang.settings import Settings  # noqa: E402
 
@@ -33,7 +31,7 @@ from sglang.srt.plugins import load_plugins  # noqa: E402
 load_plugins()
 
 World = world_module.World
-CORES = ("rust", "python") if VERSION >= (0, 5, 23) else ("python",)
+CORES = World.CORES
 
 _seeds = itertools.count(1000)
 

@@ -30,7 +30,6 @@ from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.managers.schedule_policy import SchedulePolicy
 from sglang.srt.managers.scheduler import Scheduler
-from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
@@ -57,6 +56,10 @@ class World:
 
     # --- What each release has its own way for ---
 
+    CORES: tuple[str, ...] = ("python",)
+    """SGLang's tree cores, the default one first."""
+    FLUSHES_WHILE_WAITING = False
+    """A server that is paused is flushed though requests wait."""
     ARGS: dict[str, Any] = {}
     """More arguments of the server."""
     CONTEXT: dict[str, Any] = {}
@@ -86,9 +89,10 @@ class World:
         """The request's row in the table of rows, and its slot."""
         raise NotImplementedError
 
-    def request_of(self, rid: str, tokens: array[int], new: int, **names: Any) -> Req:
-        """SGLang's request."""
-        raise NotImplementedError
+    @staticmethod
+    def namespace(extra_key: str | None = None, cache_salt: str | None = None) -> dict[str, Any]:
+        """What a request says of its namespace, as the server's front gives it on."""
+        return {"extra_key": extra_key, "cache_salt": cache_salt}
 
     def updater(self) -> Any:
         """SGLang's weight updater, hooks and all, over a model whose weights are one number."""
@@ -101,7 +105,7 @@ class World:
         *,
         page_size: int = 1,
         extra_buffer: bool = True,
-        core: str = "rust",
+        core: str | None = None,
         slots: int = 40,
         rows: int = 8192,
         context: int = 8192,
@@ -113,7 +117,7 @@ class World:
         settings: Settings | None = None,
         armed: bool = True,
     ) -> None:
-        os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = core
+        os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = core or self.CORES[0]
         self.page_size, self.overlap, self.lag = page_size, overlap, lag
         self.extra_buffer = extra_buffer
         self.seed = seed
@@ -226,7 +230,8 @@ class World:
         s.spec_algorithm = SpeculativeAlgorithm.from_string(None)
         s.model_config = types.SimpleNamespace(
             is_encoder_decoder=False, vocab_size=VOCABULARY, context_len=context, is_multimodal=False,
-            num_key_value_heads=2, self_opened_think_start_ids=None, think_end_id=None, hf_text_config=types.SimpleNamespace(mamba_chunk_size=64),
+            num_key_value_heads=2, self_opened_think_start_ids=None, think_end_id=None, think_end_ids=None,
+            hf_text_config=types.SimpleNamespace(mamba_chunk_size=64),
         )
         for name in (
             "enable_hierarchical_cache", "enable_hicache_storage", "enable_hisparse", "enable_lora",
@@ -247,7 +252,6 @@ class World:
         s.max_prefill_bs = 0
         s.device = "cpu"
         s.tp_worker = self.ctx.tp_worker
-        s.new_token_ratio_tracker = NewTokenRatioTracker.from_config()
         s.policy = self._policy()
         s.grammar_manager = types.SimpleNamespace(
             has_waiting_grammars=lambda: False, grammar_queue=[], clear=lambda: None, abort_requests=lambda r: None
@@ -270,8 +274,10 @@ class World:
     ) -> Req:
         """Puts a request into the waiting queue, as the scheduler does."""
         self._numbers += 1
-        names = {"session_id": session, "extra_key": extra_key, "cache_salt": cache_salt}
-        req = self.request_of(rid or f"r{self._numbers}", array("q", tokens), new, **names)
+        req = Req(
+            rid or f"r{self._numbers}", "", array("q", tokens), SamplingParams(max_new_tokens=new),
+            session_id=session, vocab_size=VOCABULARY, **self.namespace(extra_key, cache_salt),
+        )
         req.sampling_params.normalize(None)
         req.logprob_start_len = -1
         self.digests._of.pop(req.rid, None)

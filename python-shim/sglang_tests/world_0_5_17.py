@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from array import array
 from typing import Any
 
 import torch
@@ -13,9 +12,20 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.schedule_policy import SchedulePolicy
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
+from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 from sglang.srt.mem_cache.allocator import paged
-from sglang.srt.sampling.sampling_params import SamplingParams
+
+
+_tensor = torch.tensor
+
+
+def _unpinned(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+    return _tensor(*args, **kwargs)
+
+
+# See `world`: there is nothing to pin for, and this release asks for it even then.
+torch.tensor = _unpinned
 
 
 class _Kernel:
@@ -55,6 +65,7 @@ class World(world.World):
         return SchedulePolicy("fcfs", self.tree, False, False, False)
 
     def _finish_scheduler(self, s: Scheduler, quiet: Any) -> SchedulerBatchResultProcessor:
+        s.new_token_ratio_tracker = NewTokenRatioTracker.from_server_args(self.args)
         s.dp_attn_adapter = types.SimpleNamespace(maybe_prepare_mlp_sync_batch=lambda b, need_sync=None: b)
         s.ps = types.SimpleNamespace(pp_size=1, tp_size=1, tp_rank=0)
         s.ipc_channels = types.SimpleNamespace(
@@ -82,11 +93,10 @@ class World(world.World):
     def places(req: Req) -> tuple[int, int]:
         return req.req_pool_idx, int(req.mamba_pool_idx)
 
-    def request_of(self, rid: str, tokens: array[int], new: int, **names: Any) -> Req:
-        # As the server's front does in this release: the salt becomes part of the key.
-        salt, key = names.pop("cache_salt"), names.pop("extra_key")
-        names["extra_key"] = (salt or "") + (key or "") or None
-        return Req(rid, "", tokens, SamplingParams(max_new_tokens=new), vocab_size=world.VOCABULARY, **names)
+    @staticmethod
+    def namespace(extra_key: str | None = None, cache_salt: str | None = None) -> dict[str, Any]:
+        # Both become one in this release.
+        return {"extra_key": (cache_salt or "") + (extra_key or "") or None}
 
     def updater(self) -> SchedulerWeightUpdaterManager:
         worker = types.SimpleNamespace(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from array import array
 from typing import Any
 
 import world
@@ -11,19 +10,22 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.schedule_policy import SchedulePolicy
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
+from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker
 from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
-from sglang.srt.sampling.sampling_params import SamplingParams
 
 
 class World(world.World):
     """One server."""
 
+    FLUSHES_WHILE_WAITING = True
+    CORES = ("rust", "python")
     ROUTES = ("enable_lmcache", "enable_unified_cache_external_linker", "enable_continuous_input_polling")
 
     def _policy(self) -> SchedulePolicy:
         return SchedulePolicy("fcfs", self.tree, False, False, False)
 
     def _finish_scheduler(self, s: Scheduler, quiet: Any) -> SchedulerBatchResultProcessor:
+        s.new_token_ratio_tracker = NewTokenRatioTracker.from_config()
         s._pause_started_at, s._pause_intervals = None, []
         s.dynamic_chunk_sizer = None
         s.processed_tokens_counter = 0
@@ -59,9 +61,6 @@ class World(world.World):
     @staticmethod
     def places(req: Req) -> tuple[int, int]:
         return req.kv.req_pool_idx, int(req.kv.mamba_pool_idx)
-
-    def request_of(self, rid: str, tokens: array[int], new: int, **names: Any) -> Req:
-        return Req(rid, "", tokens, SamplingParams(max_new_tokens=new), vocab_size=world.VOCABULARY, **names)
 
     def updater(self) -> SchedulerWeightUpdaterManager:
         updater = types.SimpleNamespace(update_weights_from_disk=self.new_weights)
