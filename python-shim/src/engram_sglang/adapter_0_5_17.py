@@ -18,7 +18,8 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from . import cache
 from .cache import CACHE, SCHEDULER, UPDATES, EngramCache, told
-from .shim import Names, Request
+from .requests import Request
+from .seam import Names
 from .tree import CacheTree
 
 _CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore."

@@ -15,7 +15,8 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from . import cache
 from .cache import CACHE, UPDATER, UPDATES, EngramCache, told
-from .shim import Names, Request
+from .requests import Request
+from .seam import Names
 from .tree import CacheTree
 
 _CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core_interface.UnifiedTreeCoreInterface."

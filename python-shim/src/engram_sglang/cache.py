@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from ._channel_layout import Finish
-from .shim import Ending, Names, Shim
+from .seam import Ending, Names
+from .shim import Shim
 
 log = logging.getLogger(__name__)
 

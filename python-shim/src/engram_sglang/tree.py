@@ -1,4 +1,4 @@
-"""What the shim does to SGLang's cache: what all releases have in common. See `shim.Tree`."""
+"""What the shim does to SGLang's cache: what all releases have in common. See `seam.Tree`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from .cache import EngramCache
 from .link import Beat
-from .shim import Request, Room
+from .requests import Request
+from .seam import Room
 
 # SGLang plans with at most so many new tokens of a request (CLIP_MAX_NEW_TOKENS).
 _PLANNED_NEW_TOKENS = 4096
@@ -44,7 +45,7 @@ class CacheTree:
         raise NotImplementedError
 
     def rows(self, node: int, start: int) -> tuple[int, int, Any]:
-        """Row numbers of the node's path, see `shim.Tree`."""
+        """Row numbers of the node's path, see `seam.Tree`."""
         raise NotImplementedError
 
     def _computed(self, req: Any) -> int:
