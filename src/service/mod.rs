@@ -2,7 +2,7 @@
 //!
 //! # What
 //! [`Service`] stands between three worlds. *Workers* attach and speak over a shared-memory
-//! channel, each served by a task of its own (`session`). *Storage* is blocking: one thread changes
+//! channel, each served by a task of its own (`session`); ranks of one server meet in `shards`. *Storage* is blocking: one thread changes
 //! the disk (`mover`), some read from it (`promote`). *People and programs* ask by name (`by_name`,
 //! `rows`).
 //!
@@ -38,14 +38,17 @@ pub mod hold;
 mod latch;
 pub mod metrics;
 mod mover;
+mod orders;
 mod peer;
 pub mod policy;
 mod promote;
+mod refusals;
 pub mod restore_state;
 mod room;
 mod rows;
 pub mod save_state;
 mod session;
+mod shards;
 mod startup;
 #[cfg(test)]
 mod tests;
@@ -62,8 +65,8 @@ use tokio_util::task::TaskTracker;
 
 pub use self::api::{
     ConversationRow, DeleteReply, DeleteRequest, Event, InfoRequest, ListReply, ListRequest,
-    RestoreReply, RestoreRequest, SaveReply, SaveRequest, Selector, SnapshotRow, StatusReply,
-    TierRow, WorkerLoad, WorkerRow,
+    HookRow, RestoreReply, RestoreRequest, SaveReply, SaveRequest, Selector, SnapshotRow,
+    StatusReply, TierRow, WorkerLoad, WorkerRow,
 };
 pub use self::attach::{Attachment, ChannelFds};
 pub use self::config::Config;
@@ -71,6 +74,7 @@ pub use self::error::{ErrorKind, ServiceError};
 pub use self::fd_socket::FdSocket;
 pub use self::hold::Hold;
 pub use self::peer::Peer;
+pub use self::refusals::RefusalRow;
 pub use self::restore_state::RestoreState;
 pub use self::save_state::SaveState;
 pub use self::workers::{Stop, Worker};
@@ -81,7 +85,9 @@ use self::metrics::Metrics;
 use self::mover::Bell;
 use self::peer::Gate;
 use self::promote::Promoter;
+use self::refusals::Refusals;
 use self::session::Leased;
+use self::shards::Shards;
 use self::workers::Workers;
 use crate::device::{Device, DeviceKind};
 use crate::index::{Coverage, Hit, Index, LeaseToken, TierSet, TreeKey};
@@ -113,6 +119,9 @@ pub struct Service {
     boot: BootId,
     core: Mutex<Core>,
     workers: Workers,
+    refusals: Refusals,
+    /// Saves that wait for the shards of other ranks.
+    shards: Shards,
     promoter: Arc<Promoter>,
     /// Wakes the disk thread.
     wake: Arc<Bell>,
@@ -171,6 +180,8 @@ impl Service {
             boot: BootId::random(),
             core: Mutex::new(Core::new(index, generation)),
             workers: Workers::default(),
+            refusals: Refusals::default(),
+            shards: Shards::default(),
             promoter: Arc::default(),
             wake: Arc::default(),
             changed: Notify::new(),

@@ -26,7 +26,9 @@ impl Session {
                 self.grant(&lookup, id, restore).await
             }
             Err(reason) => {
-                metrics::count(&self.service.metrics.misses, reason.as_str());
+                if self.leads() {
+                    metrics::count(&self.service.metrics.misses, reason.as_str());
+                }
                 self.say(LookupResult {
                     req: lookup.req,
                     attempt: lookup.attempt,
@@ -191,8 +193,10 @@ impl Session {
 
     /// Tells the worker, and lets what is missing come from disk.
     async fn grant(&mut self, lookup: &Lookup, id: u64, restore: Restore) -> Ended {
-        let hits = &self.service.metrics.hits;
-        hits.get_or_create(&restore.tier.into()).inc();
+        if self.leads() {
+            let hits = &self.service.metrics.hits;
+            hits.get_or_create(&restore.tier.into()).inc();
+        }
         let pairs = restore.parts.iter().skip(1);
         let parts = pairs
             .flat_map(|part| [part.range.start, part.range.end])

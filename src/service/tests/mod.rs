@@ -9,6 +9,7 @@ mod fake;
 mod hostile;
 mod mixed;
 mod pressure;
+mod ranks;
 mod restore;
 mod save;
 mod world;
