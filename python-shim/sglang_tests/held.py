@@ -61,15 +61,18 @@ class Held:
             assert state is RestoreState.PLACED
             self._patch.setattr(Restore, "gate_open", property(lambda r: r.state is RestoreState.ENDED))
 
-    def reached(self) -> bool:
-        """Whether a machine is in the state."""
+    def _states(self) -> list[SaveState | RestoreState]:
         shim = self.world.shim
         machines = shim.saves.values() if isinstance(self.state, SaveState) else shim.restores
-        return any(machine.state is self.state for machine in machines)
+        return [machine.state for machine in machines]
 
     def wait(self) -> None:
-        """Goes on until one is."""
-        self.world.until(self.reached, what=self.state.value)
+        """Goes on until a machine is in the state."""
+        self.world.until(lambda: self.state in self._states(), what=self.state.value)
+
+    def wait_for_all(self) -> None:
+        """Goes on until all are."""
+        self.world.until(lambda: set(self._states()) == {self.state}, what=f"all {self.state.value}")
 
     def release(self) -> None:
         """Lets go. What the daemon said meanwhile is heard now."""
