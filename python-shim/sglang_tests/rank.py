@@ -25,6 +25,7 @@ import torch.distributed as dist
 import oracle
 from conftest import World
 from engram_sglang import link, plugin, talk
+from engram_sglang import restores as restores_module
 from engram_sglang import saves as saves_module
 from engram_sglang._channel_layout import CloseReason
 from engram_sglang.ranks import Group
@@ -215,6 +216,31 @@ def refused_by_one(r: Rank) -> None:
     assert r.shim.counts["save_ok"] == 0
 
 
+def boundaries(r: Rank) -> None:
+    """One rank is granted less than the other: both take the smaller one."""
+    r.join()
+    prompt = words(r.seed, 700)
+    # A shallow state first, so that the daemon has two.
+    r.run(r.w.request(prompt[:400], new=4, rid="shallow"))
+    r.settle()
+    r.run(r.w.request(prompt, new=4, rid="deep"))
+    r.settle()
+    r.flush()
+    ask, asked = restores_module.Restores._ask, []
+
+    def shallow(self: Any, restore: Any) -> None:
+        if r.rank == 1 and not restore.asked:
+            asked.append(restore)
+            restore.maximum = 448
+        ask(self, restore)
+
+    r.patch.setattr(restores_module.Restores, "_ask", shallow)
+    r.run(r.w.request([*prompt, 1, 2, 3], new=4, rid="again"))
+    assert r.w.admitted_prefix["again"] == 384, (r.rank, r.w.admitted_prefix, dict(r.shim.counts))
+    assert r.rank == 0 or asked
+    assert r.shim.counts["hits"] == (2 if r.rank == 0 else 1)
+
+
 def fault(r: Rank) -> None:
     """Something unexpected on one rank, again and again: first all ends, then all ranks are off."""
     r.join()
@@ -308,7 +334,8 @@ def storm(r: Rank) -> None:
     r.join()
     r.flush()
     two_turns(r, 640, key=99_000)
-    assert r.shim.counts["ranks_differ"] == 0
+    counts = r.shim.counts
+    assert counts["ranks_differ"] == 0 and counts["restores_placed"] > 5 and counts["save_ok"] > 10, dict(counts)
 
 
 SCENARIOS = {
@@ -317,6 +344,7 @@ SCENARIOS = {
     "missing_shard": (missing_shard, {"settings": {"save_ms": 500}}),
     "one_session": (one_session, {}),
     "refused_by_one": (refused_by_one, {}),
+    "boundaries": (boundaries, {}),
     "fault": (fault, {}),
     "asked_again": (asked_again, {"rows": 16384}),
     "storm": (storm, {"slots": 20, "rows": 4096, "settings": {"minimum_tokens": 1}}),
@@ -344,6 +372,7 @@ def main() -> None:
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=120)
     )
     answers, sys.stdout = sys.stdout, sys.stderr
+    print("ready", file=answers, flush=True)
     for line in sys.stdin:
         name, target, port, seed = json.loads(line)
         play(name, rank, target, port, seed)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
-SCENARIOS = ["plain", "late", "missing_shard", "one_session", "refused_by_one", "fault", "asked_again", "storm"]
+SCENARIOS = ["plain", "late", "missing_shard", "one_session", "refused_by_one", "boundaries", "fault", "asked_again", "storm"]
 
 
 class Pair:
@@ -34,6 +34,8 @@ class Pair:
                 )  # fmt: skip
             self.processes.append(process)
             threading.Thread(target=self._listen, args=(rank, process), daemon=True).start()
+        # Loading SGLang twice takes its time on a busy machine.
+        self._wait(250, lambda: None)
 
     def _listen(self, rank: int, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -46,14 +48,18 @@ class Pair:
             assert process.stdin is not None
             process.stdin.write(json.dumps([name, daemon.target, daemon.port, seed]) + "\n")
             process.stdin.flush()
-        end, played = time.monotonic() + 110, 0
-        while played < 2:
+        self._wait(110, meanwhile)
+
+    def _wait(self, seconds: float, meanwhile: Callable[[], None]) -> None:
+        """Until both ranks have answered."""
+        end, answered = time.monotonic() + seconds, 0
+        while answered < 2:
             meanwhile()
             gone = [process.poll() for process in self.processes]
             assert gone == [None, None] and time.monotonic() < end, self.told()
             try:
                 self.answers.get(timeout=0.05)
-                played += 1
+                answered += 1
             except queue.Empty:
                 pass
 
@@ -88,11 +94,13 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Pai
         pair.close()
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_two_ranks(name: str, pairs: Any, daemon: Any, seed: int) -> None:
     pairs().play(name, daemon(ram="256MiB"), seed)
 
 
+@pytest.mark.timeout(400)
 def test_two_ranks_while_the_daemon_dies(pairs: Any, daemon: Any, seed: int) -> None:
     one = daemon(ram="256MiB")
     deaths, since = [0], [time.monotonic()]

@@ -6,8 +6,8 @@ use tonic::{Request, Response, Status};
 
 use super::peer;
 use crate::proto::v1::{
-    DetachRequest, DetachResponse, HookTime, Shard, StatusRequest, StatusResponse, TransferMode, WorkerBeat,
-    WorkerStatus, admin_server,
+    DetachRequest, DetachResponse, HookTime, Shard, StatusRequest, StatusResponse, TransferMode,
+    WorkerBeat, WorkerStatus, admin_server,
 };
 use crate::service::{Service, WorkerLoad, WorkerRow};
 use crate::types::SessionId;

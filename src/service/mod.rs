@@ -64,8 +64,8 @@ use tokio::sync::{Notify, broadcast};
 use tokio_util::task::TaskTracker;
 
 pub use self::api::{
-    ConversationRow, DeleteReply, DeleteRequest, Event, InfoRequest, ListReply, ListRequest,
-    HookRow, RestoreReply, RestoreRequest, SaveReply, SaveRequest, Selector, SnapshotRow,
+    ConversationRow, DeleteReply, DeleteRequest, Event, HookRow, InfoRequest, ListReply,
+    ListRequest, RestoreReply, RestoreRequest, SaveReply, SaveRequest, Selector, SnapshotRow,
     StatusReply, TierRow, WorkerLoad, WorkerRow,
 };
 pub use self::attach::{Attachment, ChannelFds};

@@ -105,10 +105,16 @@ impl Refusals {
         // One that tries again and again takes one place.
         let same = |other: &RefusalRow| {
             let (times, at) = (row.times, row.at);
-            RefusalRow { times, at, ..other.clone() } == row
+            RefusalRow {
+                times,
+                at,
+                ..other.clone()
+            } == row
         };
         let before = last.iter().position(same);
-        let times = before.and_then(|at| last.remove(at)).map_or(0, |it| it.times);
+        let times = before
+            .and_then(|at| last.remove(at))
+            .map_or(0, |it| it.times);
         if last.len() >= MOST {
             last.pop_front();
         }
@@ -186,7 +192,11 @@ mod tests {
         let rows = refusals.rows();
         assert_eq!((rows.len(), rows[0].times, rows[0].at), (1, 3, 0.002));
         for pid in 0..200 {
-            refusals.note(asker(pid), &refuse(Reason::NotReady, "y".repeat(5000)), Millis(9));
+            refusals.note(
+                asker(pid),
+                &refuse(Reason::NotReady, "y".repeat(5000)),
+                Millis(9),
+            );
         }
         let rows = refusals.rows();
         assert_eq!(rows.len(), MOST);

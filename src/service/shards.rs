@@ -160,9 +160,7 @@ impl Shards {
         let others = members.into_iter();
         Ok(Some(Whole {
             shards: shards.into_iter().flatten().collect(),
-            others: others
-                .filter(|member| member.session != session)
-                .collect(),
+            others: others.filter(|member| member.session != session).collect(),
         }))
     }
 

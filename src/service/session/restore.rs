@@ -228,7 +228,11 @@ impl Session {
             }
             if !before && restore.is_whole() {
                 let tokens = restore.boundary - restore.device_boundary;
-                let tokens = if self.worker.shard.rank == 0 { tokens } else { 0 };
+                let tokens = if self.worker.shard.rank == 0 {
+                    tokens
+                } else {
+                    0
+                };
                 self.service
                     .metrics
                     .restored_tokens

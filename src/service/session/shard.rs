@@ -134,9 +134,7 @@ impl Session {
             return Ok(());
         };
         match result {
-            Err(status) => {
-                self.drop_save(id, status, DeclineReason::OtherRank).await
-            }
+            Err(status) => self.drop_save(id, status, DeclineReason::OtherRank).await,
             // It cannot be: the snapshot has a shard that this rank did not bring.
             Ok(_) if save.state != SaveState::Committing => Ok(()),
             Ok(snapshot) => {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::fake::*;
 use crate::proto::channel::layout::{AbortReason, DeclineReason, Piece, Status};
-use crate::proto::channel::msg::{Lookup, RequestClose, SaveAbort};
 use crate::proto::channel::msg::{Down, Release};
+use crate::proto::channel::msg::{Lookup, RequestClose, SaveAbort};
 use crate::proto::v1;
 use crate::service::{InfoRequest, SaveRequest, Selector, ServiceError};
 use crate::store::Tier as _;
@@ -136,7 +136,10 @@ async fn an_abort_of_one_rank_is_the_end_on_all() {
     let (save, parts) = &saves[0];
     ranks[0].drain_all(*save, &tokens[..1024], parts).await;
     let reason = AbortReason::Deadline;
-    ranks[1].say(SaveAbort { save: *save, reason });
+    ranks[1].say(SaveAbort {
+        save: *save,
+        reason,
+    });
     assert_eq!(ranks[1].saved(*save).await, Err(Status::Cancelled));
     assert_eq!(ranks[0].saved(*save).await, Err(Status::OtherRank));
     nothing_left(&world, &mut ranks).await;
@@ -367,9 +370,17 @@ async fn ranks_of_one_server_are_of_one_sort() {
     });
     Fake::attach_as(&world, &variant(1, 2)).await;
     let rows = world.service.workers();
-    let shards: Vec<_> = rows.iter().map(|row| (row.attn_tp_rank, row.attn_tp_size)).collect();
+    let shards: Vec<_> = rows
+        .iter()
+        .map(|row| (row.attn_tp_rank, row.attn_tp_size))
+        .collect();
     assert_eq!(shards, [(0, 2), (1, 2)]);
     // Two of the three are the same to whoever looks.
-    let times: Vec<_> = world.service.refusals().iter().map(|row| row.times).collect();
+    let times: Vec<_> = world
+        .service
+        .refusals()
+        .iter()
+        .map(|row| row.times)
+        .collect();
     assert_eq!(times, [1, 2]);
 }
