@@ -5,11 +5,11 @@ A thread of its own tries until a daemon has heard it once. Nothing depends on i
 
 from __future__ import annotations
 
+import atexit
 import importlib.metadata
 import logging
 import os
 import threading
-import time
 from typing import Any
 
 from . import __version__
@@ -19,23 +19,33 @@ from .settings import Settings
 
 log = logging.getLogger(__name__)
 
+_LAST_CALL_S = 3.0
+
 
 def tell(settings: Settings, why: str, model: str, size: int, rank: int) -> threading.Thread:
     """Starts telling. The thread ends when a daemon heard it, or never."""
-    thread = threading.Thread(target=_tell, args=(settings, why, model, size, rank), name="engram-refused", daemon=True)
+    over = threading.Event()
+    thread = threading.Thread(target=_tell, args=(over, settings, why, model, size, rank), name="engram-refused", daemon=True)
     thread.start()
+
+    def stop() -> None:
+        # gRPC must not be in a call while the interpreter goes away.
+        over.set()
+        thread.join(_LAST_CALL_S)
+
+    atexit.register(stop)
     return thread
 
 
-def _tell(settings: Settings, why: str, model: str, size: int, rank: int) -> None:
+def _tell(over: threading.Event, settings: Settings, why: str, model: str, size: int, rank: int) -> None:
     instance, pause = os.urandom(16), max(settings.retry_ms, 10) / 1000
-    while True:
+    while not over.is_set():
         try:
             _tell_once(settings, why, model, size, rank, instance)
             return
         except Exception as error:  # whatever gRPC or the system comes up with
             log.debug("engram: no daemon to tell why not: %s", error)
-        time.sleep(pause)
+        over.wait(pause)
         pause = min(2 * pause, LONGEST_RETRY_S)
 
 
@@ -54,4 +64,4 @@ def _tell_once(settings: Settings, why: str, model: str, size: int, rank: int, i
         not_attaching=why[:1000],
     )
     with dial(settings) as channel:
-        pb_grpc.WorkerStub(channel).Attach(request, timeout=10.0)
+        pb_grpc.WorkerStub(channel).Attach(request, timeout=_LAST_CALL_S)
