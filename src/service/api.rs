@@ -265,7 +265,7 @@ pub struct WorkerRow {
 }
 
 /// A worker's own numbers.
-#[derive(Copy, Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct WorkerLoad {
     /// Scheduler ticks.
     pub ticks: u64,
@@ -281,6 +281,21 @@ pub struct WorkerLoad {
     pub running: u32,
     /// Waiting requests.
     pub waiting: u32,
+    /// How long its hooks keep the scheduler thread, by name.
+    pub hooks: std::collections::BTreeMap<String, HookRow>,
+}
+
+/// How long one hook took since the worker's start, in nanoseconds.
+#[derive(Copy, Clone, Debug, Default, Serialize)]
+pub struct HookRow {
+    /// How often it was called.
+    pub calls: u64,
+    /// On average.
+    pub mean_ns: u64,
+    /// Upper bound of 99 of 100 calls.
+    pub p99_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
 }
 
 /// The daemon at a glance.

@@ -24,8 +24,10 @@ pub struct Model {
     pub fingerprint: Fingerprint,
     /// For people.
     pub name: String,
-    /// Names, types and sizes of what is stored.
+    /// Names, types and sizes of what is stored of one shard.
     pub geometry: Geometry,
+    /// Shards of each object.
+    pub shards: u32,
 }
 
 /// What is known of a snapshot beside the index.

@@ -2,9 +2,9 @@
 //!
 //! # What
 //! [`Service`] stands between three worlds. *Workers* attach and speak over a shared-memory
-//! channel, each served by a task of its own (`session`). *Storage* is blocking: one thread changes
-//! the disk (`mover`), some read from it (`promote`). *People and programs* ask by name (`by_name`,
-//! `rows`).
+//! channel, each served by a task of its own (`session`); the ranks of one server meet in `shards`.
+//! *Storage* is blocking: one thread changes the disk (`mover`), some read from it (`promote`).
+//! *People and programs* ask by name (`by_name`, `rows`).
 //!
 //! # State
 //! What all share is `core`, under one lock that is held for lookups and bookkeeping only.
@@ -12,8 +12,8 @@
 //! [`RestoreState`]; each step takes the state by value.
 //!
 //! # Order of writes
-//! Bytes, then the RAM tier, then the index, then the worker is told: what is found is whole. On
-//! disk: objects, then the manifest, then the conversation; removals go the other way.
+//! Bytes of all shards, then the RAM tier, then the index, then the workers are told: what is found
+//! is whole. On disk: objects, then the manifest, then the conversation; removals go the other way.
 //!
 //! # Cancellation
 //! Before a snapshot is visible, whatever ends a save leaves nothing. A lease ends with its session
@@ -38,15 +38,18 @@ mod latch;
 mod lease;
 pub mod metrics;
 mod mover;
+mod orders;
 mod peer;
 pub mod policy;
 mod promises;
 mod promote;
+mod refusals;
 pub mod restore_state;
 mod room;
 mod rows;
 pub mod save_state;
 mod session;
+mod shards;
 mod shutdown;
 mod startup;
 #[cfg(test)]
@@ -64,9 +67,9 @@ use tokio::sync::{Notify, broadcast};
 use tokio_util::task::TaskTracker;
 
 pub use self::api::{
-    ConversationRow, DeleteReply, DeleteRequest, Event, InfoRequest, ListReply, ListRequest,
-    RestoreReply, RestoreRequest, SaveReply, SaveRequest, Selector, SnapshotRow, StatusReply,
-    TierRow, WorkerLoad, WorkerRow,
+    ConversationRow, DeleteReply, DeleteRequest, Event, HookRow, InfoRequest, ListReply,
+    ListRequest, RestoreReply, RestoreRequest, SaveReply, SaveRequest, Selector, SnapshotRow,
+    StatusReply, TierRow, WorkerLoad, WorkerRow,
 };
 pub use self::attach::{Attachment, ChannelFds};
 pub use self::config::Config;
@@ -74,6 +77,7 @@ pub use self::error::{ErrorKind, ServiceError};
 pub use self::fd_socket::FdSocket;
 pub use self::hold::Hold;
 pub use self::peer::Peer;
+pub use self::refusals::RefusalRow;
 pub use self::restore_state::RestoreState;
 pub use self::save_state::SaveState;
 pub use self::workers::{Stop, Worker};
@@ -84,6 +88,8 @@ use self::metrics::Metrics;
 use self::mover::Bell;
 use self::peer::Gate;
 use self::promote::Promoter;
+use self::refusals::Refusals;
+use self::shards::Shards;
 use self::workers::Workers;
 use crate::device::{Device, DeviceKind};
 use crate::index::{Coverage, Index, TierSet, TreeKey};
@@ -114,6 +120,9 @@ pub struct Service {
     boot: BootId,
     core: Mutex<Core>,
     workers: Workers,
+    refusals: Refusals,
+    /// Saves that wait for the shards of other ranks.
+    shards: Shards,
     promoter: Arc<Promoter>,
     /// Wakes the disk thread.
     wake: Arc<Bell>,
@@ -176,6 +185,8 @@ impl Service {
             boot: BootId::random(),
             core: Mutex::new(Core::new(index, generation)),
             workers: Workers::default(),
+            refusals: Refusals::default(),
+            shards: Shards::default(),
             promoter: Arc::default(),
             wake: Arc::default(),
             changed: Notify::new(),

@@ -10,6 +10,7 @@ use super::api::{
 use super::conversations::{ConversationKey, Need, Turn};
 use super::core::Core;
 use super::error::ServiceError;
+use super::refusals::RefusalRow;
 use super::save_state::SaveState;
 use super::trouble::Full;
 use super::workers::seconds;
@@ -171,6 +172,11 @@ impl Service {
             .iter()
             .map(|worker| worker.row())
             .collect()
+    }
+
+    /// The last attaches that were refused, the newest last.
+    pub fn refusals(&self) -> Vec<RefusalRow> {
+        self.refusals.rows()
     }
 
     pub(super) fn row(&self, core: &Core, id: SnapshotId, called: &Called) -> Option<SnapshotRow> {

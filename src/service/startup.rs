@@ -140,6 +140,7 @@ impl Service {
                 fingerprint,
                 name,
                 geometry: (*geometry).clone(),
+                shards: manifest.shards,
             })
         });
         let namespace = match shared.namespaces.get(&manifest.namespace) {

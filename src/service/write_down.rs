@@ -167,7 +167,7 @@ impl Service {
             boundary,
             state,
             kv,
-            shards: 1,
+            shards: record.model.shards,
             generation: record.generation,
             created: plan.info.created,
             bytes: plan.info.state_bytes.saturating_add(plan.info.kv_bytes),

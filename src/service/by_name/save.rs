@@ -14,6 +14,9 @@ use super::{check_names, gone};
 use crate::index::{Pin, PinKind, Retain};
 use crate::types::SnapshotId;
 
+/// How long a worker may take to offer what it is asked for.
+const OFFERED_WITHIN: Duration = Duration::from_secs(1);
+
 impl Service {
     /// Keeps the state of a conversation or request, durably if asked. It gets its names once it is
     /// durable; a refusal leaves it with those that it had.
@@ -64,6 +67,7 @@ impl Service {
         select: &Selector,
         deadline: tokio::time::Instant,
     ) -> Result<Found, ServiceError> {
+        let mut asked = None;
         loop {
             let changed = self.changed.notified();
             let found = {
@@ -78,6 +82,13 @@ impl Service {
             let last = tokio::time::Instant::now() >= deadline;
             match found.snapshot {
                 Some(_) if found.saves == 0 || last => return Ok(found),
+                // It may be on the device: once, the worker is asked to offer it.
+                None if found.saves == 0 && asked.is_none() && self.ask_again(&found.key) => {
+                    asked = Some(tokio::time::Instant::now() + OFFERED_WITHIN);
+                }
+                None if found.saves == 0
+                    && !last
+                    && asked.is_some_and(|until| tokio::time::Instant::now() < until) => {}
                 None if found.saves == 0 => return Err(no_state(&found)),
                 None if last => {
                     return Err(ServiceError::Busy(

@@ -10,6 +10,7 @@ mod full_disk;
 mod hostile;
 mod mixed;
 mod pressure;
+mod ranks;
 mod restore;
 mod save;
 mod world;
