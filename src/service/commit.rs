@@ -103,10 +103,6 @@ impl Service {
         let id = match self.commit_locked(&mut core, &hasher, &commit) {
             Ok(id) => id,
             Err(error) => {
-                if matches!(&error, CommitError::Index(IndexError::Log(error)) if is_full(error)) {
-                    core.queue.short = commit.tokens.len() as u64 * 4 + PAGE;
-                    self.wake.notify_one();
-                }
                 drop(core);
                 self.metrics.error("commit");
                 return Err(error);

@@ -100,8 +100,6 @@ pub struct Queue {
     pub failures: u32,
     /// What failed.
     pub trouble: Trouble,
-    /// Bytes that the token log found no room for on disk.
-    pub short: u64,
     /// Removals asked for, in all.
     pub asked: u64,
     /// Removals done, in all.
@@ -129,6 +127,8 @@ pub struct Core {
     pub queue: Queue,
     /// Room in RAM that restores are promised.
     pub promises: Promises,
+    /// Objects on disk that were written before, or without, a manifest that names them.
+    pub unnamed: HashSet<ObjectId>,
     /// Conversations with names that a save gave and that may yet be taken back.
     pub in_doubt: HashSet<ConversationKey>,
     /// Models of which something is, or was lately, kept.
@@ -261,6 +261,7 @@ impl Core {
             records: HashMap::new(),
             queue: Queue::default(),
             promises: Promises::default(),
+            unnamed: HashSet::new(),
             in_doubt: HashSet::new(),
             models: HashMap::new(),
             generation,

@@ -19,6 +19,7 @@ use parking_lot::{Condvar, Mutex};
 use super::Service;
 use super::conversations::ConversationKey;
 use super::core::{Failure, Model, Removal};
+use crate::index::{Action, Hit};
 use crate::store::{self, StoreError, Stored, Tier};
 use crate::types::TierKind;
 
@@ -27,6 +28,12 @@ const NAP: Duration = Duration::from_millis(500);
 
 /// Most of the disk's budget that is kept free.
 const MAX_SLACK: u64 = 256 << 20;
+
+/// States that leave RAM at once when the disk is full of their KV.
+const UNWRITTEN_AT_ONCE: u32 = 16;
+
+/// Bytes that a manifest and the names of a snapshot may take.
+const SMALL_FILES: u64 = 64 << 10;
 
 /// Wakes the disk thread.
 #[derive(Debug, Default)]
@@ -151,6 +158,7 @@ impl Service {
                 self.drop_from_ram(&core, std::slice::from_ref(object));
             }
             drop(core);
+            self.core.lock().unnamed.remove(object);
             if let Some(disk) = &self.store.disk
                 && let Err(error) = disk.remove(object)
             {
@@ -222,35 +230,7 @@ impl Service {
                         budget: disk.usage().budget,
                     });
                 }
-                Err(StoreError::NoSpace { need, free, .. }) if tried < 3 => {
-                    tried += 1;
-                    if self.evict_from_disk(need.saturating_sub(free)) == 0 {
-                        return Err(StoreError::NoSpace {
-                            tier: TierKind::Disk,
-                            need,
-                            free,
-                        });
-                    }
-                }
-                Err(StoreError::Floor {
-                    path,
-                    need,
-                    available,
-                    min_free,
-                }) if tried < 3 => {
-                    tried += 1;
-                    let short = need.saturating_add(min_free).saturating_sub(available);
-                    // What others fill, giving up all of ours would not free.
-                    let hopeless = short > disk.usage().bytes;
-                    if hopeless || self.evict_from_disk(short) == 0 {
-                        return Err(StoreError::Floor {
-                            path,
-                            need,
-                            available,
-                            min_free,
-                        });
-                    }
-                }
+                Err(error) if tried < 3 && self.make_room_on_disk(&error) => tried += 1,
                 stored => break stored?,
             }
         };
@@ -263,6 +243,7 @@ impl Service {
             return Ok(0);
         }
         let _ = core.index.set_tier(id, TierKind::Disk, true);
+        core.unnamed.insert(*id);
         drop(core);
         match stored {
             Stored::Written { .. } => {
@@ -270,6 +251,31 @@ impl Service {
                 Ok(object.bytes())
             }
             Stored::AlreadyThere => Ok(0),
+        }
+    }
+
+    /// Lets others leave the disk for what it refused. Says whether it is worth another try.
+    pub(super) fn make_room_on_disk(&self, error: &StoreError) -> bool {
+        let Some(disk) = &self.store.disk else {
+            return false;
+        };
+        match error {
+            StoreError::NoSpace { need, free, .. } => {
+                self.evict_from_disk(need.saturating_sub(*free)) > 0
+            }
+            StoreError::Floor {
+                need,
+                available,
+                min_free,
+                ..
+            } => {
+                let short = need.saturating_add(*min_free).saturating_sub(*available);
+                // What others fill, giving up all of ours would not free. Where it would, the small
+                // files that follow an object find room, too.
+                short <= disk.usage().bytes
+                    && self.evict_from_disk(short.saturating_add(SMALL_FILES)) > 0
+            }
+            _ => false,
         }
     }
 
@@ -281,16 +287,60 @@ impl Service {
         };
         let usage = disk.usage();
         let slack = (usage.budget / 32).min(MAX_SLACK);
-        let short = std::mem::take(&mut self.core.lock().queue.short);
-        let wanted = usage.bytes.saturating_add(slack.max(short));
-        if let Some(over) = wanted.checked_sub(usage.budget).filter(|over| *over > 0) {
-            self.evict_from_disk(over);
+        let over = usage
+            .bytes
+            .saturating_add(slack)
+            .saturating_sub(usage.budget);
+        if over > 0 && self.evict_from_disk(over) == 0 && usage.bytes > usage.budget {
+            // All of it is to stay. What is in RAM must be found all the same.
+            let moved = self.core.lock().index.log_mut().go_on_in_memory();
+            if let Err(error) = moved {
+                tracing::warn!(%error, "The token log cannot go on in memory");
+            }
         }
     }
 
     /// Lets the least recently used go from disk: the snapshot from the index, its manifest, its
     /// objects. Returns how many objects went.
     pub(super) fn evict_from_disk(&self, bytes: u64) -> usize {
+        let gone = self.evict_named(bytes);
+        if gone == 0 && self.forget_unwritten() {
+            return self.evict_named(bytes);
+        }
+        gone
+    }
+
+    /// The disk may be full of KV whose states could not follow: no manifest names it, so nothing of
+    /// it would ever leave. The least recently used of those states go from RAM. Says whether some
+    /// did.
+    fn forget_unwritten(&self) -> bool {
+        let now = self.clock.now();
+        let mut removal = Removal::default();
+        let mut core = self.core.lock();
+        let victims = core.index.victims(TierKind::Ram, u64::MAX, now);
+        let mut left = UNWRITTEN_AT_ONCE;
+        for victim in victims {
+            let Some(snapshot) = victim.snapshot.filter(|_| victim.action != Action::Drop) else {
+                continue;
+            };
+            let hit = core.index.hit(&snapshot);
+            let unnamed = |hit: Hit| hit.kv.iter().any(|kv| core.unnamed.contains(&kv.object));
+            if left == 0 || !hit.is_some_and(unnamed) {
+                continue;
+            }
+            left -= 1;
+            let gone = self.forget(&mut core, &victim, TierKind::Ram);
+            removal.snapshots.extend(gone.snapshots);
+            removal.objects.extend(gone.objects);
+        }
+        self.drop_from_ram(&core, &removal.objects);
+        drop(core);
+        self.announce_evicted(&removal.snapshots);
+        self.remove_now(&removal);
+        left < UNWRITTEN_AT_ONCE
+    }
+
+    fn evict_named(&self, bytes: u64) -> usize {
         let now = self.clock.now();
         let mut removal = Removal::default();
         {
@@ -344,10 +394,17 @@ impl Service {
                     core.stored(&key),
                 )
             };
-            let written = match stored {
-                Some(conversation) => refs.put(&conversation),
+            let write = || match &stored {
+                Some(conversation) => refs.put(conversation),
                 None => refs.remove(&name).map(drop),
             };
+            let written = write().or_else(|error| {
+                if self.make_room_on_disk(&error) {
+                    write()
+                } else {
+                    Err(error)
+                }
+            });
             match written {
                 Ok(()) => wrote = true,
                 Err(error) => {

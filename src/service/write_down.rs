@@ -112,10 +112,7 @@ impl Service {
         let mut tried = 0;
         loop {
             match manifests.put(&manifest) {
-                Err(StoreError::NoSpace { need, .. }) if tried < 3 => {
-                    tried += 1;
-                    self.evict_from_disk(need);
-                }
+                Err(error) if tried < 3 && self.make_room_on_disk(&error) => tried += 1,
                 put => return put.map(|()| bytes),
             }
         }
@@ -186,6 +183,9 @@ impl Service {
         match &known {
             Some(conversation) => {
                 core.index.set_durable(&snapshot, true);
+                for object in lease.objects() {
+                    core.unnamed.remove(&object);
+                }
                 let named = core.conversations.named_by(snapshot).to_vec();
                 for key in named.into_iter().chain(conversation.clone()) {
                     core.conversations.mark_dirty(key);

@@ -118,7 +118,7 @@ impl Service {
                 boundary: info.boundary,
                 total_tokens: total.max(info.boundary),
                 rid: found.rid.clone().unwrap_or_else(|| key.name.clone()),
-                finished: now,
+                finished: now.max(conversation.map_or(now, |it| it.updated)),
                 finish: "stop",
             };
             turn = Some(number);

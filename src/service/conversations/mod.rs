@@ -3,7 +3,8 @@
 //! A conversation is named by the `session_id` of its requests, or else by the rid of its only one.
 //! Its turns count from 1 in the order in which they finished. A turn's snapshot is the deepest one
 //! on its token path; it may come after the turn finished, when the last state is drained, and it
-//! falls back to an ancestor when it is evicted. Pure: no clock, no IO.
+//! falls back to an ancestor when it is evicted. Pure: no clock, no IO. Clocks may go back: within a
+//! conversation nothing is older than what came before it.
 
 mod names;
 mod select;
@@ -178,6 +179,7 @@ impl Conversations {
 
     /// A request begins.
     pub fn open(&mut self, key: &ConversationKey, owner: Owner, rid: &Arc<str>, now: Millis) {
+        let now = now.max(self.get(key).map_or(now, |it| it.updated));
         let live = Live {
             rid: Arc::clone(rid),
             snapshot: None,
@@ -219,9 +221,9 @@ impl Conversations {
         boundary: u32,
         now: Millis,
     ) -> Option<u32> {
-        if let Some(conversation) = self.all.get_mut(key) {
-            conversation.no_room = None;
-        }
+        let conversation = self.all.get_mut(key)?;
+        conversation.no_room = None;
+        let now = now.max(conversation.updated);
         let live = self.live(key, owner)?;
         if live.snapshot.is_some() && boundary <= live.boundary {
             return None;
@@ -260,6 +262,7 @@ impl Conversations {
         now: Millis,
     ) -> Option<u32> {
         let conversation = self.all.get_mut(key)?;
+        let now = now.max(conversation.updated);
         let next = conversation.next_number();
         let live = conversation.live.get_mut(&owner)?;
         live.tokens = total_tokens;

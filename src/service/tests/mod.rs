@@ -13,4 +13,5 @@ mod pressure;
 mod ranks;
 mod restore;
 mod save;
+mod small_disk;
 mod world;

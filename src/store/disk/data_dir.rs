@@ -171,8 +171,21 @@ impl DataDir {
         if there {
             self.ledger.sub(on_disk(len));
             self.root.sync_folder(&folder)?;
+            self.prune(&rel.parent(), 1);
         }
         Ok(there)
+    }
+
+    /// Removes a folder in which files are spread if it is empty, and its parents of that kind: they
+    /// take room, too.
+    pub(crate) fn prune(&self, folder: &Rel, depth: u32) {
+        let mut folder = folder.clone();
+        for _ in 0..depth {
+            if !layout::is_spread(folder.name()) || !self.root.remove_empty(&folder) {
+                return;
+            }
+            folder = folder.parent();
+        }
     }
 
     /// Moves a bad file aside.
@@ -188,20 +201,22 @@ impl DataDir {
     }
 
     /// Calls `f` for each plain file in the folders `<aa>` of `folder`. Links and the like are moved
-    /// to quarantine, temporary files removed, other names counted and left.
+    /// to quarantine, temporary files and empty folders removed, other names counted and left. Says
+    /// whether nothing is left in `folder`.
     pub(crate) fn sweep_spread(
         &self,
         folder: &Rel,
         depth: u32,
         f: &mut dyn FnMut(&Rel, u64) -> bool,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         let entries = match self.root.list(folder) {
             Err(StoreError::UnsafePath { .. }) => {
                 self.quarantine(folder, Reason::NotAFile, "a folder was expected");
-                return Ok(());
+                return Ok(false);
             }
             entries => entries?,
         };
+        let mut empty = true;
         for entry in entries {
             let rel = folder.join(&entry.name);
             match entry.kind {
@@ -210,14 +225,20 @@ impl DataDir {
                 }
                 Kind::Folder if depth > 0 && layout::is_spread(&entry.name) => {
                     self.root.saw_folders(1);
-                    self.sweep_spread(&rel, depth - 1, f)?;
+                    if !(self.sweep_spread(&rel, depth - 1, f)? && self.root.remove_empty(&rel)) {
+                        empty = false;
+                    }
                 }
-                Kind::Folder => self.strange(&rel),
+                Kind::Folder => {
+                    empty = false;
+                    self.strange(&rel);
+                }
                 Kind::File if is_temporary(&entry.name) => {
                     self.root.counters().swept();
                     self.root.discard(&rel);
                 }
                 Kind::File => {
+                    empty = false;
                     self.ledger.add(on_disk(entry.len));
                     if depth > 0 || !f(&rel, entry.len) {
                         self.strange(&rel);
@@ -225,7 +246,7 @@ impl DataDir {
                 }
             }
         }
-        Ok(())
+        Ok(empty)
     }
 
     pub(crate) fn strange(&self, rel: &Rel) {
