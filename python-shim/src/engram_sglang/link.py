@@ -15,6 +15,7 @@ ends the tries: the daemon said so.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import threading
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 PROTOCOL = 1001
 _CALL_S = 10.0
+_LAST_CALL_S = 3.0
 LONGEST_RETRY_S = 30.0
 
 # Refusals that another try in a while may not meet again, whatever `retry_after_ms` says.
@@ -131,6 +133,7 @@ class Link:
         """Starts trying."""
         self._thread = threading.Thread(target=self._run, name="engram-link", daemon=True)
         self._thread.start()
+        atexit.register(self._end)
 
     def take(self) -> Session | None:
         """A session that was not taken yet."""
@@ -141,9 +144,21 @@ class Link:
         """Ends it all; does not wait."""
         self._stop.set()
 
+    def _end(self) -> None:
+        """The interpreter goes away: no thread may be inside gRPC then."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(_LAST_CALL_S)
+
     # --- The thread ---
 
     def _run(self) -> None:
+        try:
+            self._try()
+        finally:
+            atexit.unregister(self._end)
+
+    def _try(self) -> None:
         pause = first = max(self._settings.retry_ms, 10) / 1000
         while not self._stop.is_set():
             began = time.monotonic()

@@ -22,19 +22,26 @@ log = logging.getLogger(__name__)
 _LAST_CALL_S = 3.0
 
 
-def tell(settings: Settings, why: str, model: str, size: int, rank: int) -> threading.Thread:
-    """Starts telling. The thread ends when a daemon heard it, or never."""
+_last: tuple[threading.Event, threading.Thread] | None = None
+
+
+def tell(settings: Settings, why: str, model: str, size: int, rank: int) -> None:
+    """Starts telling, instead of what was to be told before."""
+    global _last
+    _stop()
     over = threading.Event()
     thread = threading.Thread(target=_tell, args=(over, settings, why, model, size, rank), name="engram-refused", daemon=True)
+    _last = over, thread
     thread.start()
 
-    def stop() -> None:
-        # gRPC must not be in a call while the interpreter goes away.
+
+@atexit.register
+def _stop() -> None:
+    """No thread may be inside gRPC while the interpreter goes away."""
+    if _last is not None:
+        over, thread = _last
         over.set()
         thread.join(_LAST_CALL_S)
-
-    atexit.register(stop)
-    return thread
 
 
 def _tell(over: threading.Event, settings: Settings, why: str, model: str, size: int, rank: int) -> None:
