@@ -17,7 +17,7 @@ use crate::index::{IndexError, KvRef, NewSnapshot, ObjectEntry, Retain, TierSet,
 use crate::pool::PrefixHasher;
 use crate::proto::channel::layout::Status;
 use crate::store::{
-    Encoding, Object, ObjectMeta, PAGE, Segment, SegmentHeader, StoreError, Stored, Tier, pieces,
+    Encoding, Object, ObjectMeta, Segment, SegmentHeader, StoreError, Stored, Tier, pieces,
 };
 use crate::types::{Namespace, ObjectKind, SnapshotId, TierKind, TokenId, TokenRange};
 
