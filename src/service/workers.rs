@@ -250,7 +250,7 @@ impl Workers {
 
     pub(super) fn all(&self) -> Vec<Arc<Worker>> {
         let mut all: Vec<_> = self.all.lock().values().cloned().collect();
-        all.sort_by_key(|worker| (worker.attached_at, worker.session));
+        all.sort_by_key(|worker| (worker.attached_at, worker.shard.rank, worker.session));
         all
     }
 

@@ -475,9 +475,21 @@ fn the_token_log_starts_empty_and_is_counted() {
     log.append(&vec![3; 5000]).unwrap();
     assert_eq!(start.disk().usage().bytes, before + 20_480);
     assert_eq!(start.disk().usage().bytes, du(&bed.dir()));
+    // Above the budget it is counted all the same: whoever owns that makes room.
     start.disk().set_budget(0);
-    assert!(log.append(&vec![3; 5000]).is_err());
-    assert_eq!(log.len(), 5000);
+    log.append(&vec![3; 5000]).unwrap();
+    assert_eq!(start.disk().usage().bytes, before + 40_960);
+    // Tokens that nobody knows any more give their room back.
+    log.release(0, 9000);
+    assert_eq!(start.disk().usage().bytes, before + 8192);
+    assert_eq!(start.disk().usage().bytes, du(&bed.dir()));
+    // In memory it takes none.
+    log.go_on_in_memory().unwrap();
+    assert_eq!(log.len(), 10_000);
+    let mut last = Vec::new();
+    log.get(9999, 1, &mut |run| last.extend_from_slice(run));
+    assert_eq!(last, [3]);
+    assert_eq!(start.disk().usage().bytes, before);
     drop((log, start));
     let again = bed.start();
     let log = again.store.token_log().unwrap();
