@@ -6,7 +6,7 @@ root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
 case $target in /*) ;; *) target=$PWD/$target ;; esac
 limit_s=3600
-all_stages=(tools fmt deny venvs clippy build doc rust python bench)
+all_stages=(tools fmt deny venvs clippy build doc rust python sglang bench)
 
 usage() {
     cat <<EOF
@@ -24,6 +24,8 @@ and a C compiler; whatever else it needs it installs, pinned, below target/.
   doc      documentation examples
   rust     all Rust tests
   python   all Python tests, once for each environment
+  sglang   the shim in real SGLang on the CPU, once for each release: x86-64 with glibc 2.34 or newer,
+           Python 3.11, 3.12 or 3.13; takes 5 GB below target/venv and, the first time, 3 minutes
   bench    the benchmarks compile
 
 A failed stage does not keep later ones from running. The exit code is 0 only if all passed within
@@ -32,7 +34,8 @@ A failed stage does not keep later ones from running. The exit code is 0 only if
 The Python tests find the binary in ENGRAM_BIN and an interpreter with the code generator, where
 there is one, in ENGRAM_GENERATOR.
 
-Variables: PYTHON (interpreter), CARGO_TARGET_DIR, ENGRAM_TOOLS_FROM_SOURCE=1 (no binary wheels).
+Variables: PYTHON (interpreter), CARGO_TARGET_DIR, ENGRAM_TOOLS_FROM_SOURCE=1 (no binary wheels),
+SGLANG_PYTHON (interpreter for the stage sglang).
 EOF
 }
 
@@ -63,6 +66,7 @@ export PATH=$target/tools/bin:$PATH
 export CARGO_TERM_PROGRESS_WHEN=never PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 export PYTHONDONTWRITEBYTECODE=1
 cargo_flags=(--release --locked --all-features)
+sglang_releases=(0.5.17 0.5.23)
 
 # --- Tools ------------------------------------------------------------------------------------
 
@@ -199,6 +203,25 @@ stage_python() {
             ENGRAM_GENERATOR=$generator \
             "$target/venv/$name/bin/python" -m pytest -c python-shim/pyproject.toml \
             python-shim/tests deploy/tests || failed=1
+    done
+    return "$failed"
+}
+
+stage_sglang() {
+    stage_build || return
+    local release failed=0 pids=()
+    for release in "${sglang_releases[@]}"; do
+        bash python-shim/sglang_tests/install.sh "$release" "$target/venv" &
+        pids+=($!)
+    done
+    for release in "${pids[@]}"; do
+        wait "$release" || failed=1
+    done
+    [[ $failed -eq 0 ]] || return 1
+    for release in "${sglang_releases[@]}"; do
+        printf '\n--- SGLang %s\n' "$release"
+        ENGRAM_BIN=$target/release/engram \
+            "$target/venv/sglang-$release/bin/python" -m pytest python-shim/sglang_tests || failed=1
     done
     return "$failed"
 }

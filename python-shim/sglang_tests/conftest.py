@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import pathlib
@@ -19,15 +20,10 @@ sys.path.insert(0, str(HERE))
 
 import sglang  # noqa: E402
 
-VERSION = tuple(int(part) for part in sglang.__version__.split(".")[:3])
-
 from daemon import Daemon  # noqa: E402
 from engram_sglang.settings import Settings  # noqa: E402
 
-if VERSION >= (0, 5, 23):
-    import world_0_5_23 as world_module
-else:
-    import world_0_5_17 as world_module
+world_module = importlib.import_module("world_" + sglang.__version__.replace(".", "_"))
 
 from sglang.srt.plugins import load_plugins  # noqa: E402
 
@@ -35,7 +31,7 @@ from sglang.srt.plugins import load_plugins  # noqa: E402
 load_plugins()
 
 World = world_module.World
-CORES = ("rust", "python") if VERSION >= (0, 5, 23) else ("python",)
+CORES = World.CORES
 
 _seeds = itertools.count(1000)
 

@@ -89,9 +89,22 @@ write_after = "50ms"
                 out[name] = float(value)
         return out
 
-    def signal(self, number: int) -> None:
+    def has_durable(self, boundary: int) -> bool:
+        """Whether a snapshot at this boundary survives a crash."""
+        rows = self.get("/v1/snapshots")["snapshots"]
+        return any(row["boundary"] == boundary and row["durable"] for row in rows)
+
+    def pause(self) -> None:
+        """SIGSTOP, and wait until it stands still."""
         assert self.process is not None
-        os.kill(self.process.pid, number)
+        os.kill(self.process.pid, signal.SIGSTOP)
+        _, status = os.waitpid(self.process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), f"the daemon ended with {status}"
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """kill -9, and wait."""

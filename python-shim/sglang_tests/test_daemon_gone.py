@@ -6,7 +6,6 @@ again by itself, and whatever the daemon then has is whole: a next turn restores
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ RESTORE_STATES = [s for s in RestoreState if s is not RestoreState.ENDED]
 def strike(daemon: Any, how: str) -> None:
     """What befalls the daemon."""
     if how == "stop":
-        daemon.signal(signal.SIGSTOP)
+        daemon.pause()
     else:
         daemon.kill()
 
@@ -32,7 +31,7 @@ def strike(daemon: Any, how: str) -> None:
 def recover(daemon: Any, how: str) -> None:
     """What is done about it, later."""
     if how == "stop":
-        daemon.signal(signal.SIGCONT)
+        daemon.resume()
     else:
         daemon.start()
 
@@ -128,7 +127,7 @@ def test_in_every_state_of_a_restore(
     first = w.request(prompt, new=8)
     w.run(first)
     settle(w)
-    w.until(lambda: d.metrics().get("engram_pending_writes", 0) == 0, what="written down")
+    w.until(lambda: d.has_durable(640), what="written down")
     w.flush()
     hits = striking(Restore, state, lambda: strike(d, how))
     second = w.request(prompt + list(first.output_ids) + [1, 2, 3], new=8)

@@ -69,15 +69,15 @@ def test_unknown_kv_pool(bare: Any, caplog: Any, monkeypatch: Any) -> None:
 
 
 def test_changed_signature(bare: Any, caplog: Any, monkeypatch: Any) -> None:
-    problems = checks.signatures({plugin.adapter()._U + "insert": ("params", "something_new")})
+    problems = checks.signatures({plugin.adapter().CACHE + "insert": ("params", "something_new")})
     assert problems and "something_new" in problems[0]
     monkeypatch.setattr(plugin, "_problems", problems)
     stock(bare, caplog, "something_new")
 
 
 def test_missing_target() -> None:
-    assert checks.signatures({plugin.adapter()._U + "no_such_method": ()}) == [
-        plugin.adapter()._U + "no_such_method is not there"
+    assert checks.signatures({plugin.adapter().CACHE + "no_such_method": ()}) == [
+        plugin.adapter().CACHE + "no_such_method is not there"
     ]
 
 
@@ -86,7 +86,6 @@ def test_this_release_is_as_it_was_tested() -> None:
 
 
 def test_model_without_state_and_cache_off(bare: Any, caplog: Any) -> None:
-    stock(bare, caplog, "sliding windows", is_hybrid_swa=True) if False else None
     with caplog.at_level(logging.WARNING):
         ctx = dataclasses.replace(bare.ctx, disable_radix_cache=True)
         assert type(plugin.factory(ctx)) is UnifiedRadixCache

@@ -30,15 +30,22 @@ BACKEND = "engram"
 _caches: list[Any] = []
 
 
-def sglang_version() -> tuple[int, int, int]:
-    """Of the installed SGLang."""
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", importlib.metadata.version("sglang"))
-    return (int(found[1]), int(found[2]), int(found[3])) if found else (0, 0, 0)
+ADAPTERS = {"0.5.17": "adapter_0_5_17", "0.5.23": "adapter_0_5_23"}
+"""The releases of SGLang that were tested."""
+
+
+class UnknownRelease(Exception):
+    """There is no adapter for the SGLang that is installed."""
 
 
 def adapter() -> ModuleType:
-    """The adapter of this release, or of the nearest one that was tested."""
-    name = "adapter_0_5_23" if sglang_version() >= (0, 5, 23) else "adapter_0_5_17"
+    """The adapter of the installed SGLang. Raises UnknownRelease."""
+    version = importlib.metadata.version("sglang")
+    # A rebuild of a release (`.post1`, `+cu129`) has the release's code; the signatures are checked anyway.
+    release = re.match(r"\d+\.\d+\.\d+(?=$|\.post|\+)", version)
+    name = ADAPTERS.get(release[0]) if release else None
+    if name is None:
+        raise UnknownRelease(f"SGLang {version} is not one of the tested releases ({', '.join(ADAPTERS)})")
     return importlib.import_module(f".{name}", __package__)
 
 
@@ -51,6 +58,8 @@ def load() -> None:
     try:
         chosen = adapter()
         problems = checks.signatures(chosen.SIGNATURES)
+    except UnknownRelease as error:
+        problems = [str(error)]
     except Exception as error:
         problems = [f"{type(error).__name__}: {error}"]
     if problems:

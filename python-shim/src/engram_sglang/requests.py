@@ -1,0 +1,156 @@
+"""Requests of SGLang, and what the daemon is told of them: that they are there, their tokens, their end."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from . import channel
+from ._channel_layout import RequestClose, RequestFlags, RequestOpen, TurnFinished
+from .link import Session
+from .restore import Restore
+from .talk import Talk
+from .seam import Ending, Names
+
+# Token ids told in one hook: a quarter of a megabyte. What is left follows with the next ticks.
+TOKENS_AT_ONCE = 32768
+
+
+class Request:
+    """One request of SGLang, from its arrival to its end."""
+
+    __slots__ = ("attempt", "cached_from", "epoch", "names", "number", "opened", "origin", "req", "restore", "saves", "sent", "tokens")
+
+    def __init__(self, number: int, names: Names, req: Any, epoch: int) -> None:
+        self.number, self.names, self.req, self.epoch = number, names, req, epoch
+        self.attempt = 0
+        self.opened: Session | None = None
+        """The session in which the daemon knows it."""
+        self.sent = 0
+        self.tokens: Any = None
+        self.origin: Any = None
+        self.restore: Restore | None = None
+        self.saves = 0
+
+
+class Requests(Talk):
+    """The layer above the session: the daemon knows requests."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.requests: dict[str, Request] = {}
+        """What SGLang knows, by rid. Each is opened at the daemon when there is something to say of it."""
+        self._numbers = 0
+        self._token_budget = TOKENS_AT_ONCE
+
+    def _left(self, session: Session) -> None:
+        super()._left(session)
+        for request in self.requests.values():
+            request.opened, request.sent = None, 0
+
+    def _add(self, names: Names, req: Any) -> Request:
+        self._numbers += 1
+        request = self.requests[names.rid] = Request(self._numbers, names, req, self.epoch)
+        return request
+
+    def _open(self, request: Request) -> bool:
+        """The daemon knows the request."""
+        if request.opened is self.session and self.session is not None:
+            return True
+        names = request.names
+        flags = RequestFlags(0)
+        for flag, value in (
+            (RequestFlags.HAS_SESSION, names.session_id),
+            (RequestFlags.HAS_EXTRA_KEY, names.extra_key),
+            (RequestFlags.HAS_CACHE_SALT, names.cache_salt),
+            (RequestFlags.HAS_TENANT, self.settings.tenant or None),
+        ):
+            if value is not None:
+                flags |= flag
+        if not names.saved:
+            flags |= RequestFlags.NOT_SAVED
+        opened = self._push(
+            RequestOpen(
+                req=request.number,
+                attempt=request.attempt,
+                flags=flags,
+                epoch=request.epoch,
+                rid=names.rid,
+                session_id=names.session_id or "",
+                tenant=self.settings.tenant,
+                extra_key=names.extra_key or "",
+                cache_salt=names.cache_salt or "",
+                adapter=bytes(32),
+            )
+        )
+        if opened:
+            request.opened, request.sent, request.origin = self.session, 0, None
+        return opened
+
+    def _tell_tokens(self, request: Request, tokens: Any, upto: int) -> bool:
+        """Tells tokens up to `upto`, as far as may be told at once. True: the daemon has all of them."""
+        if not self._open(request):
+            return False
+        session = self.session
+        if session is None:
+            return False
+        if request.sent < upto and self._token_budget > 0:
+            if self.outbox:
+                return False
+            end = min(upto, request.sent + self._token_budget)
+            with memoryview(tokens) as view, view[request.sent : end] as rest:
+                try:
+                    told = session.end.tx.push_tokens(request.number, request.sent, rest)
+                except channel.Broken:
+                    self._leave(CloseReason.BROKEN_PEER)
+                    return False
+            request.sent += told
+            self._token_budget -= told
+        return request.sent >= upto
+
+    def _over(self, request: Request) -> None:
+        """The request is over: what the layers above have of it ends."""
+
+    def _close(self, request: Request, ending: Ending | None) -> None:
+        """The request is over."""
+        if self.requests.get(request.names.rid) is request:
+            del self.requests[request.names.rid]
+        self._over(request)
+        request.req = None
+        session = self.session
+        tokens, request.tokens = request.tokens, None
+        if ending is not None and session is not None and request.names.saved:
+            # What is left, the daemon hears below and later.
+            self._tell_tokens(request, tokens, ending.total_tokens)
+        if session is None or self.session is not session or request.opened is not session:
+            return
+        if ending is not None and request.names.saved:
+            self._later(functools.partial(self._say_turn, request, tokens, ending))
+        self._later(lambda: self._say(RequestClose(request.number)))
+        self._flush()
+        self._ring()
+
+    def _say_turn(self, request: Request, tokens: Any, ending: Ending) -> bool:
+        session = self.session
+        if session is None:
+            return True
+        if request.sent < ending.total_tokens:
+            end = min(ending.total_tokens, request.sent + max(0, self._token_budget))
+            with memoryview(tokens) as view, view[request.sent : end] as rest:
+                told = session.end.tx.push_tokens(request.number, request.sent, rest)
+            request.sent += told
+            self._token_budget -= told
+            if request.sent < ending.total_tokens:
+                return False
+        cached = min(ending.cached_tokens, ending.prompt_tokens)
+        return session.end.tx.push(
+            TurnFinished(
+                req=request.number,
+                attempt=request.attempt,
+                prompt_tokens=ending.prompt_tokens,
+                total_tokens=ending.total_tokens,
+                cached_tokens=cached,
+                prefilled_tokens=ending.prompt_tokens - cached,
+                finish=ending.finish,
+            )
+        )
