@@ -70,7 +70,7 @@ class World:
     def unlock_kv(self, save: Save) -> None:
         self.locked -= 1
 
-    def gather_kv(self, save: Save, piece: PieceOfSave) -> FakeEvent:
+    def gather_kv(self, save: Save, pieces: list[PieceOfSave]) -> FakeEvent:
         assert self.locked == 1, "gathered without a lock"
         self.events.append(FakeEvent())
         return self.events[-1]

@@ -144,11 +144,10 @@ def arm(cache: Any, ctx: Any, pools: Pools, settings: Settings, copier: Any = No
         versions={"sglang": importlib.metadata.version("sglang"), "engram-sglang": __version__},
     )
     ring_bytes = max(settings.ring_bytes, 4 * pools.state_bytes, 2 * pools.kv_bytes(1024), 1 << 16)
+    new_ring: Any = HostRing
     if copier is None:
-        if str(cache.token_to_kv_pool_allocator.device).startswith("cuda"):
-            raise NotImplementedError("pools on a GPU")
-        copier = HostCopier()
-    link = Link(settings, lambda request: request.MergeFrom(fixed), ring_bytes, HostRing)
+        copier, new_ring = _copies(cache, ctx, pools)
+    link = Link(settings, lambda request: request.MergeFrom(fixed), ring_bytes, new_ring)
     link.weights = Weights(1, digest_of(model))
     tree = chosen.Tree(cache)
     shim = Shim(settings, tree, pools, copier, link)
@@ -157,6 +156,27 @@ def arm(cache: Any, ctx: Any, pools: Pools, settings: Settings, copier: Any = No
     _caches[:] = [cache]
     link.start()
     return shim
+
+
+def _copies(cache: Any, ctx: Any, pools: Pools) -> tuple[Any, Any]:
+    """Who copies, and what makes rings, where the pools are."""
+    import torch
+
+    device = torch.device(cache.token_to_kv_pool_allocator.device)
+    if device.type == "cpu":
+        return HostCopier(), HostRing
+    if device.type != "cuda" or torch.version.cuda is None:
+        raise NotImplementedError(f"pools on {device}")
+    from .cuda import CudaCopier, CudaRing
+    from .fused import Mover
+
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    copier = CudaCopier(device, getattr(ctx.tp_worker.model_runner, "forward_stream", None))
+    pools.mover = Mover(pools, device)
+    with torch.cuda.stream(copier.side):
+        pools.mover.warm()
+    return copier, lambda size: CudaRing(size, device, copier.fence())
 
 
 def _shim() -> Shim | None:

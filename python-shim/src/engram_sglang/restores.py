@@ -13,6 +13,7 @@ from ._channel_layout import Fill, Filled, Lookup, LookupResult, Miss, Outcome, 
 from ._channel_layout import Piece as Kind
 from .copier import Event
 from .link import Session
+from .pools import Run
 from .requests import Request
 from .restore import PieceOfRestore, Place, Restore, RestoreState
 from .saves import Saves
@@ -266,16 +267,19 @@ class Restores(Saves):
 
     def _scatter(self, session: Session, restore: Restore, have: int, rows: Any, slot: Any) -> Event:
         pools, ring, boundary = self.pools, session.ring.bytes, restore.boundary
-        pieces = [(p.kind, p.start, p.end, ring[p.block : p.block + p.bytes]) for p in restore.pieces]
+        state, *kv = restore.pieces
+        runs = []
+        for piece in kv:
+            first, last = max(piece.start, have), min(piece.end, boundary)
+            if first < last:
+                run = Run(piece.block, piece.end - piece.start, first - piece.start, first - have, last - first)
+                runs.append(run)
+        block = state.block
 
         def copy() -> None:
-            for kind, start, end, source in pieces:
-                if kind is Kind.STATE:
-                    pools.scatter_state(source, slot)
-                    continue
-                first, last = max(start, have), min(end, boundary)
-                if first < last:
-                    pools.scatter_kv(source, end - start, first - start, rows[first - have : last - have])
+            pools.restore_state(ring, block, slot)
+            if runs:
+                pools.restore_kv(ring, runs, rows)
 
         event = self.copier.submit(copy, before_next=True)
         for piece in restore.pieces:
