@@ -268,12 +268,10 @@ class Restores(Saves):
     def _scatter(self, session: Session, restore: Restore, have: int, rows: Any, slot: Any) -> Event:
         pools, ring, boundary = self.pools, session.ring.bytes, restore.boundary
         state, *kv = restore.pieces
-        runs = []
-        for piece in kv:
-            first, last = max(piece.start, have), min(piece.end, boundary)
-            if first < last:
-                run = Run(piece.block, piece.end - piece.start, first - piece.start, first - have, last - first)
-                runs.append(run)
+        runs = [
+            Run(piece.block, piece.end - piece.start, first - piece.start, first - have, last - first)
+            for piece, first, last in _disjoint(kv, have, boundary)
+        ]
         block = state.block
 
         def copy() -> None:
@@ -291,6 +289,29 @@ class Restores(Saves):
         hold, restore.hold = restore.hold, None
         if hold is not None:
             self.tree.unlock(hold)
+
+
+def _disjoint(
+    pieces: list[PieceOfRestore], start: int, end: int
+) -> list[tuple[PieceOfRestore, int, int]]:
+    """Which tokens of [start, end) to take from which piece, so that none is taken twice: of pieces that overlap, the
+    later one counts. `pieces` ascend by their starts."""
+    taken: list[tuple[PieceOfRestore, int, int]] = []
+    for piece in pieces:
+        first, last = max(piece.start, start), min(piece.end, end)
+        if first >= last:
+            continue
+        beyond = []
+        while taken and taken[-1][2] > first:
+            other, a, b = taken.pop()
+            if b > last:
+                beyond.append((other, max(a, last), b))
+            if a < first:
+                taken.append((other, a, first))
+                break
+        taken.append((piece, first, last))
+        taken.extend(reversed(beyond))
+    return taken
 
 
 def _covers(pairs: list[tuple[int, int]], start: int, end: int) -> bool:
