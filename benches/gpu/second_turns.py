@@ -3,8 +3,8 @@
     ENGRAM_BIN=... python benches/gpu/second_turns.py MODEL [LENGTH ...] [-- flags of SGLang]
 
 For each length a first turn, and then second turns of it that differ in their last 100 tokens: as hits of SGLang's own tree;
-after a flush (from RAM); after the daemon was killed and the page cache dropped (from disk). One server, one run, one token
-out. Writes gpu-second-turns.md and .json into $OUT.
+after a flush (from RAM); and a third turn after the daemon was killed and the page cache dropped (from disk). One server, one
+run, one token out. Writes gpu-second-turns.md and .json into $OUT.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ def main() -> None:
             ram = []
             for _ in range(REPEATS):
                 server.flush()
-                ram.append(server.generate(first + ids(100), 1))
+                last = first + ids(100)
+                ram.append(server.generate(last, 1))
                 settled(daemon)
-            turns[n] = first
+            turns[n] = last
             warm_ms, ram_ms = median([w["ms"] for w in warm[1:]]), median([r["ms"] for r in ram[1:]])
             rows.append({
                 "prompt": n, "cold ms": round(min(cold), 1), "warm ms": round(warm_ms, 1), "warm cached": warm[-1]["cached"],

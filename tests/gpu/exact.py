@@ -4,7 +4,7 @@
 
 For each length: two turns; the second again and again as hits of SGLang's own tree; then after (a) a flush, (b) kill -9 of
 SGLang and its restart, (c) a restart of both with nothing but the disk. Bytes of the pools (by the tests' plug-in), greedy
-tokens, logprobs of 64 new tokens and `cached_tokens` must be equal. Writes gpu-exact-NAME.md and .json into $OUT.
+tokens, logprobs of 64 new tokens and `cached_tokens` must be equal. $PHASES chooses (flush,kill,disk). Writes gpu-exact-NAME.md and .json into $OUT.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def main() -> None:
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     own, flags = arguments[:cut], arguments[cut + 1 :]
     model, scale, lengths = own[0], own[1], [int(n) for n in own[2:]] or [1060, 2111, 4096, 4097]
+    phases = os.environ.get("PHASES", "flush,kill,disk").split(",")
     name = pathlib.Path(model).name
     probe = OUT / f"probe-{name}.jsonl"
     probe.unlink(missing_ok=True)
@@ -70,20 +71,23 @@ def main() -> None:
             print(f"length {length}: warm hit {warm['cached']} of {len(prompt)}, {warm['ms']:.0f} ms, repeats itself: {stable}", flush=True)
             cases.append((length, prompt, warm))
         settled(daemon)
-        server.flush()
-        phase("flush")
-        settled(daemon, durable=True)
-        server.kill()
-        print(f"kill -9 of SGLang; up again in {server.start():.0f} s", flush=True)
-        settled(daemon, 90)
-        phase("kill -9 of SGLang")
-        settled(daemon, durable=True)
-        server.kill()
-        daemon.kill(signal.SIGKILL)
-        print(f"kill -9 of both; the daemon is ready in {daemon.start():.2f} s", flush=True)
-        print(f"SGLang up in {server.start():.0f} s", flush=True)
-        settled(daemon, 90)
-        phase("kill -9 of both: disk only")
+        if "flush" in phases:
+            server.flush()
+            phase("flush")
+        if "kill" in phases:
+            settled(daemon)
+            server.kill()
+            print(f"kill -9 of SGLang; up again in {server.start():.0f} s", flush=True)
+            settled(daemon, 90)
+            phase("kill -9 of SGLang")
+        if "disk" in phases:
+            settled(daemon, durable=True)
+            server.kill()
+            daemon.kill(signal.SIGKILL)
+            print(f"kill -9 of both; the daemon is ready in {daemon.start():.2f} s", flush=True)
+            print(f"SGLang up in {server.start():.0f} s", flush=True)
+            settled(daemon, 90)
+            phase("kill -9 of both: disk only")
         settled(daemon)
     finally:
         server.kill()

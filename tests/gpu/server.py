@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -55,7 +56,8 @@ class Server:
     def kill(self) -> None:
         """kill -9 of all its processes."""
         if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
             time.sleep(1)
@@ -93,12 +95,19 @@ class Server:
 
 def settled(daemon: Daemon, seconds: float = 60, durable: bool = False) -> None:
     """Waits until the worker is attached and all saves are over; with `durable` also written down."""
-    end, quiet = time.monotonic() + seconds, 0
+    end, quiet, last, written_since = time.monotonic() + seconds, 0, -1, time.monotonic()
     while quiet < 5:
         workers = daemon.get("/v1/workers")["workers"]
         rows = daemon.get("/v1/snapshots")["snapshots"]
-        calm = len(workers) == 1 and workers[0]["bound"] and workers[0]["saves"] == 0
-        calm = calm and (not durable or all(row["durable"] for row in rows))
+        # A worker that says what it does has its session; before, its GPU is being prepared.
+        calm = len(workers) == 1 and workers[0]["load"] is not None and workers[0]["saves"] == 0
+        written = sum(row["durable"] for row in rows)
+        # Snapshots that a deeper one of their own request supersedes are never written.
+        if durable and (written == 0 or written != last):
+            calm = False
+            last, written_since = written, time.monotonic()
+        if durable and time.monotonic() - written_since < 3:
+            calm = False
         quiet = quiet + 1 if calm else 0
-        assert time.monotonic() < end, f"not settled: {workers} {len(rows)} snapshots"
+        assert time.monotonic() < end, f"not settled: {workers} {len(rows)} snapshots, {written} durable"
         time.sleep(0.1)

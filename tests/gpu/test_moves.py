@@ -46,11 +46,16 @@ def check(widths: list[int], state: list[tuple[int, int]], seed: int, page_major
         runs.append(Run(at, tokens, 0, first, tokens))
         at += -(-p.kv_bytes(tokens) // 4096) * 4096
         first += tokens
+    # One piece alone goes another way.
+    single = Run(at, 9, 0, 5, 9)
+    at += -(-p.kv_bytes(9) // 4096) * 4096
     block = at
     size = at + -(-p.state_bytes // 4096) * 4096
     slot = torch.tensor([rng.randrange(7)], device=DEVICE)
     plain, fused = torch.zeros(size, dtype=torch.uint8, device=DEVICE), torch.zeros(size, dtype=torch.uint8, device=DEVICE)
     p.save_kv(order, plain, runs)
+    p.save_kv(order, plain, [single])
+    mover.kv(fused, order, [single], True)
     p.save_state(slot, plain, block)
     mover.kv(fused, order, runs, True)
     mover.state(fused, slot, block, True)

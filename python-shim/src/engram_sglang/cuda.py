@@ -197,21 +197,23 @@ class CudaCopier:
 
         self._torch, self.device, self._forward = torch, device, forward
         self.side = torch.cuda.Stream(device=device)
+        # Recorded anew each time: who waits for an event waits for what it was recorded behind by then.
+        self._before = [torch.cuda.Event(), torch.cuda.Event()]
 
     def submit(self, copy: Callable[[], None], *, before_next: bool) -> Event:
         cuda = self._torch.cuda
         current, forward, side = cuda.current_stream(self.device), self._forward, self.side
-        side.wait_stream(current)
-        if forward is not None and forward != current:
-            side.wait_stream(forward)
+        streams = [current] if forward is None or forward == current else [current, forward]
+        for stream, before in zip(streams, self._before):
+            before.record(stream)
+            side.wait_event(before)
         with cuda.stream(side):
             copy()
         event = cuda.Event()
         event.record(side)
         if before_next:
-            current.wait_event(event)
-            if forward is not None and forward != current:
-                forward.wait_event(event)
+            for stream in streams:
+                stream.wait_event(event)
         return _Event(event)
 
     def fence(self) -> Callable[[], bool]:

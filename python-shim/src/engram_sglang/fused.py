@@ -26,15 +26,18 @@ _PIECES = 512
 _TABLES = 8
 
 
-@triton.jit(do_not_specialize=["ring", "rows", "table", "sides", "columns"])
+@triton.jit(do_not_specialize=["ring", "rows", "table", "sides", "columns", "unit", "tokens", "skip", "first", "count"])
 def _move(
-    ring, rows, table, sides, columns,
-    OUT: tl.constexpr, WORD: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ring, rows, table, sides, columns, unit, tokens, skip, first, count,
+    ONE: tl.constexpr, OUT: tl.constexpr, WORD: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64)
-    entry = table + tl.program_id(2) * 5
-    block, tokens, skip = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
-    first, count = tl.load(entry + 3), tl.load(entry + 4)
+    if ONE:
+        block = unit.to(tl.int64) * 4096
+    else:
+        entry = table + tl.program_id(2) * 5
+        block, tokens, skip = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+        first, count = tl.load(entry + 3), tl.load(entry + 4)
     side = sides + tl.program_id(1) * 4
     base, stride, width, before = tl.load(side), tl.load(side + 1), tl.load(side + 2), tl.load(side + 3)
     row = (at // columns) * ROWS + tl.arange(0, ROWS)
@@ -42,7 +45,7 @@ def _move(
     index = tl.load(rows + first + row, mask=row < count, other=0).to(tl.int64)
     mask = (row < count)[:, None] & (column < width // BYTES)[None, :]
     pool = base.to(tl.pointer_type(WORD)) + index[:, None] * (stride // BYTES) + column[None, :]
-    start = ring + block + tokens * before
+    start = ring + block + before * tokens
     packed = start.to(tl.pointer_type(WORD)) + (skip + row)[:, None] * (width // BYTES) + column[None, :]
     if OUT:
         tl.store(packed, tl.load(pool, mask=mask), mask=mask)
@@ -99,9 +102,11 @@ class Mover:
 
     def warm(self) -> None:
         """Compiles the kernels, with nothing to move."""
+        nothing = Run(0, 0, 0, 0, 0)
         for out in (True, False):
-            self._launch(self._kv, 0, self._slots, [Run(0, 0, 0, 0, 0)], out)
-            self._launch(self._state, 0, self._slots, [Run(0, 0, 0, 0, 0)], out)
+            self._launch(self._kv, 0, self._slots, [nothing], out)
+            self._launch(self._kv, 0, self._slots, [nothing, nothing], out)
+            self._launch(self._state, 0, self._slots, [nothing], out)
 
     def kv(self, ring: Any, rows: Any, runs: Sequence[Run], out: bool) -> None:
         """KV of `rows`, out of the pools or into them."""
@@ -117,20 +122,26 @@ class Mover:
             return
         if rows.dtype != torch.int64 or not rows.is_contiguous():
             rows = rows.to(torch.int64).contiguous()
-        table = self._table()
-        table.host.numpy()[: len(runs)] = runs
-        table.device[: len(runs)].copy_(table.host[: len(runs)], non_blocking=True)
+        if len(runs) == 1:
+            # The usual save: what a table would say goes along with the launch.
+            table, one = self._tables[0], runs[0]
+        else:
+            table, one = self._table(), Run(0, 0, 0, 0, 0)
+            table.host.numpy()[: len(runs)] = runs
+            table.device[: len(runs)].copy_(table.host[: len(runs)], non_blocking=True)
         most = max(run.count for run in runs)
         grid = (max(1, -(-most // sides.rows)) * sides.grid_columns, sides.count, len(runs))
         _move[grid](
             # No address of a device fits 32 bits, and so its type is always the same; but for warming.
             ring or UNIT << 32, rows, table.device, sides.table, sides.grid_columns,
-            OUT=out, WORD=_WORDS[sides.word], BYTES=sides.word, ROWS=sides.rows, COLUMNS=sides.columns,
+            one.block // UNIT, one.tokens, one.skip, one.first, one.count,
+            ONE=len(runs) == 1, OUT=out, WORD=_WORDS[sides.word], BYTES=sides.word, ROWS=sides.rows, COLUMNS=sides.columns,
             num_warps=4,
         )  # fmt: skip
         if table.event is not None:
             stream = torch.cuda.current_stream(self._device)
-            table.event.record(stream)
+            if len(runs) > 1:
+                table.event.record(stream)
             # The index was made on another stream, whose allocator must not give it out again before this.
             rows.record_stream(stream)
 

@@ -30,6 +30,8 @@ const NON_BLOCKING: u32 = 1;
 const SLEEPING_EVENT: u32 = 3;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
 const LAZY_PEER_ACCESS: u32 = 1;
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: u32 = 600;
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context.
 const PORTABLE: u32 = 1;
 
@@ -73,6 +75,7 @@ functions! {
     event_create = "cuEventCreate" (*mut Handle, u32);
     event_destroy = "cuEventDestroy_v2" (Handle);
     event_record = "cuEventRecord" (Handle, Handle);
+    event_query = "cuEventQuery" (Handle);
     event_wait = "cuEventSynchronize" (Handle);
 }
 
@@ -360,6 +363,20 @@ impl Event {
         // SAFETY: both live, in one context.
         let code = unsafe { (self.context.driver.functions.event_record)(self.raw, stream.raw) };
         self.context.driver.check("cuEventRecord", code)
+    }
+
+    /// Whether the stream came past it; or an error, of the GPU or of what came before.
+    pub(super) fn is_over(&self) -> Result<bool, CudaError> {
+        self.context.enter()?;
+        // SAFETY: the event lives.
+        let code = unsafe { (self.context.driver.functions.event_query)(self.raw) };
+        if code == NOT_READY {
+            return Ok(false);
+        }
+        self.context
+            .driver
+            .check("cuEventQuery", code)
+            .map(|()| true)
     }
 
     /// Sleeps until the stream came past it.

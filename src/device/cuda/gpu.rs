@@ -32,7 +32,7 @@ const LINGER: Duration = Duration::from_secs(5);
 const SPARE_VRAM: u64 = 64 << 20;
 
 /// Threads that fetch the arena's pages from the system.
-const TOUCHERS: u64 = 16;
+pub(super) const TOUCHERS: u64 = 16;
 
 /// One GPU.
 pub(super) struct Gpu {

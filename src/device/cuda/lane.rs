@@ -13,6 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded};
 
@@ -30,6 +31,10 @@ const DEPTH: usize = 16;
 
 /// Bytes under way at most.
 const DEPTH_BYTES: u64 = 128 << 20;
+
+/// How long the last slice under way is looked at before the thread sleeps on it: about what waking
+/// a sleeping processor would add to a copy that somebody waits for. All others end while it sleeps.
+const WATCH: Duration = Duration::from_micros(800);
 
 /// Copies that may wait.
 const QUEUE: usize = 4096;
@@ -195,7 +200,11 @@ impl Loop {
         let Some(Slice { event, bytes, last }) = self.under_way.pop_front() else {
             return;
         };
-        let waited = event.as_ref().map_or(Ok(()), Event::wait);
+        let last_one = self.under_way.is_empty() && self.current.is_none();
+        let waited = event.as_ref().map_or(Ok(()), |event| match last_one {
+            true => watch(event),
+            false => event.wait(),
+        });
         self.spare.extend(event);
         self.bytes -= bytes;
         let failed = match (&waited, &last) {
@@ -221,4 +230,16 @@ impl Loop {
             tracing::error!("A completion of a copy panicked");
         }
     }
+}
+
+/// Looks at the event for a while, giving the processor to others in between, then sleeps on it.
+fn watch(event: &Event) -> Result<(), CudaError> {
+    let began = Instant::now();
+    while began.elapsed() < WATCH {
+        if event.is_over()? {
+            return Ok(());
+        }
+        thread::yield_now();
+    }
+    event.wait()
 }

@@ -42,8 +42,9 @@ pub struct CudaDevice {
 // === impl CudaDevice ===
 
 impl CudaDevice {
-    /// Looks for GPUs. Takes none of their memory. `arena` is what copies go to and come from: it
-    /// is pinned while workers have rings open; other memory works too, but slowly.
+    /// Looks for GPUs. Takes none of their memory. `arena` is what copies go to and come from: its
+    /// pages are fetched from the system in the background, and it is pinned while workers have
+    /// rings open; other memory works too, but slowly.
     ///
     /// # Errors
     /// There is no driver, or no GPU.
@@ -56,6 +57,12 @@ impl CudaDevice {
         for gpu in &found {
             let uuid = uuid::Uuid::from_bytes(gpu.uuid);
             tracing::info!(gpu = gpu.name, %uuid, driver = driver.version(), "Found a GPU");
+        }
+        // Now rather than when the first worker waits for it; without a thread, then.
+        let pages = Arc::clone(arena);
+        let touch = std::thread::Builder::new().name("engram-touch".to_owned());
+        if let Err(error) = touch.spawn(move || pages.populate(gpu::TOUCHERS)) {
+            tracing::warn!(%error, "The RAM tier is not fetched ahead");
         }
         let gpus = found.into_iter().map(|gpu| Gpu::new(&driver, gpu, arena));
         Ok(Self {

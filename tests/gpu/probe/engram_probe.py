@@ -2,7 +2,7 @@
 
 Each line of $ENGRAM_PROBE_FILE is JSON: `saved` and `restored` events with a digest of the tokens and one of all
 bytes that belong to them, read with plain indexing of torch; and, once in a while, the shim's counts and hook times.
-$ENGRAM_PROBE_BYTES=0: only the latter, at no cost to the scheduler. $ENGRAM_PROBE_SCALE widens dummy weights, so that
+$ENGRAM_PROBE_BYTES=0: only the latter, and the times of parts of hooks. $ENGRAM_PROBE_SCALE widens dummy weights, so that
 outputs vary and depend on the state. $ENGRAM_PROBE_SPOIL=1 changes restored states after they were read: a test that
 passes with it compares nothing.
 """
@@ -60,7 +60,28 @@ class Probe:
             self._insert, shim.tree.insert = shim.tree.insert, self.insert
             self._tick, shim.tick = shim.tick, self.tick
             shim.on_saved = self.saved
+        else:
+            self.time_parts()
         threading.Thread(target=self.report, daemon=True).start()
+
+    def time_parts(self) -> None:
+        """How long the parts of hooks take: beside the hooks, as `part:NAME`. Parts are within others."""
+        shim, tree = self.shim, self.tree
+        names = "_offer _tell_tokens _push gather_kv place _scatter _hear _pump_saves _pump_restores _flush _ring _is_alive"
+        wrapped = [(shim, name) for name in names.split()] + [(shim.copier, "submit")]
+        wrapped += [(tree, name) for name in "slot rows insert take room key state_match full_match lock_kv unlock".split()]
+        for owner, name in wrapped:
+            setattr(owner, name, self.timed(name, getattr(owner, name)))
+
+    def timed(self, name: str, method: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter_ns()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.shim.times.add("part:" + name, time.perf_counter_ns() - began)
+
+        return call
 
     def report(self) -> None:
         last = ""
