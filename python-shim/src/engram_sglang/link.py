@@ -127,6 +127,15 @@ class Link:
     # --- The thread ---
 
     def _run(self) -> None:
+        try:
+            self._try()
+        finally:
+            spare, self._spare = self._spare, None
+            if spare is not None:
+                spare.close()
+
+    def _try(self) -> None:
+        """Attaches again and again."""
         pause = first = max(self._settings.retry_ms, 10) / 1000
         while not self._stop.is_set():
             began = time.monotonic()
