@@ -6,8 +6,9 @@
 //! `READY=1` goes to the service manager when the last one is dropped.
 //!
 //! # Stop
-//! SIGTERM or SIGINT: no new requests or workers; requests in flight are answered; what is pending
-//! is written down within `service.drain_timeout`; sockets and the store close. A second signal ends
+//! SIGTERM or SIGINT: workers are told; no new requests or workers; what is pending is written down
+//! within `service.drain_timeout`, or at once found unwritable; requests in flight are answered;
+//! sockets and the store close. A second signal ends
 //! the process at once: nothing that was called durable depends on the way out.
 //!
 //! # Errors
@@ -161,8 +162,13 @@ async fn serve(
         signals.one().await;
         std::process::exit(EXIT_IMPATIENT);
     });
+    // Before their streams end: the first reason is the one that counts.
+    service.begin_shutdown();
     stop.cancel();
+    // Requests that wait for the disk have their answers when this returns.
+    service.drain().await;
     end(rest_task, LAST_ANSWERS, "REST").await;
+    // The last requests may have left something.
     service.shutdown().await;
     end(fd_task, LAST_CLOSES, "the socket for descriptors").await;
     if let Some(Err(error)) = end(grpc_task, LAST_CLOSES, "gRPC").await {

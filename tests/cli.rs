@@ -27,12 +27,16 @@ fn nobody_there_exits_3() {
         let (code, out, error) = run(&with(command, &["--url", &url]));
         assert_eq!((code, out.as_str()), (3, ""), "{command:?}: {error}");
         assert!(error.contains("no Engram daemon answers"), "{error}");
+        assert!(
+            error.contains(&url) && !error.contains("localhost"),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn wrong_usage_exits_2() {
-    let cases: [&[&str]; 10] = [
+    let cases: [&[&str]; 14] = [
         &["ls", "--limit", "0"],
         &["ls", "--url", "https://localhost"],
         &["ls", "--url", "nonsense"],
@@ -42,6 +46,10 @@ fn wrong_usage_exits_2() {
         &["show", "a", "--tokens"],
         &["save"],
         &["rm", "a", "--all", "--turn", "1"],
+        &["rm", "a"],
+        &["rm", "a", "--turn", "0"],
+        &["ls", "--timeout", "0s"],
+        &["save", "a", "--timeout", "0ms"],
         &["nothing"],
     ];
     for case in cases {
@@ -49,6 +57,13 @@ fn wrong_usage_exits_2() {
         assert_eq!((code, out.as_str()), (2, ""), "{case:?}: {error}");
         assert!(!error.is_empty());
     }
+    // What is missing is said in flags.
+    let (_, _, error) = run(&["rm", "a"]);
+    for flag in ["--turn", "--branch", "--snapshot", "--all"] {
+        assert!(error.contains(flag), "{error}");
+    }
+    let (_, _, error) = run(&["ls", "--timeout", "0s"]);
+    assert!(error.contains("no answer comes within no time"), "{error}");
 }
 
 #[test]
@@ -64,10 +79,16 @@ fn a_refusal_exits_1_and_says_why() {
             let body: Value = serde_json::from_str(&out).unwrap();
             assert_eq!((code, &body["error"]["type"]), (1, &json!("not_found")));
         }
-        // Nothing said which part of the conversation is to go.
-        let (code, _, error) = run(&["rm", "a", "--url", &url]);
-        assert_eq!(code, 1);
-        assert!(error.contains("invalid_request"), "{error}");
+        // The daemon's own rules, in the words of the command line.
+        for (command, flag) in [
+            (["rm", "--snapshot", "nonsense"], "`--snapshot`"),
+            (["save", "a", "--branch="], "`--branch`"),
+        ] {
+            let (code, _, error) = run(&with(&command, &["--url", &url]));
+            assert_eq!(code, 1, "{error}");
+            assert!(error.contains("invalid_request"), "{error}");
+            assert!(error.contains(flag), "{error}");
+        }
     }
 }
 

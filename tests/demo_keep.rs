@@ -74,6 +74,25 @@ fn what_is_kept_can_be_tried_and_an_interrupt_removes_it() {
 }
 
 #[test]
+fn commands_to_paste_name_the_binary_and_the_end_of_the_daemon_is_said() {
+    let mut kept = Kept::start();
+    let binary = env!("CARGO_BIN_EXE_engram");
+    let line = format!("{binary} restore demo --turn");
+    assert!(kept.demo.log().contains(&line), "{}", kept.demo.log());
+    // The daemon's lock says who it is.
+    let folders = std::fs::read_dir(kept.folder.path().join("tmp")).unwrap();
+    let folder = folders.map(|entry| entry.unwrap().path()).next().unwrap();
+    let announced = std::fs::read(folder.join("daemon.json")).unwrap();
+    let announced: Value = serde_json::from_slice(&announced).unwrap();
+    let pid = announced["pid"].as_i64().unwrap().try_into().unwrap();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    let status = kept.demo.wait();
+    assert_eq!(status.code(), Some(1));
+    let log = kept.demo.log();
+    assert!(log.contains("the daemon ended"), "{log}");
+}
+
+#[test]
 fn children_do_not_outlive_a_killed_demo() {
     let mut kept = Kept::start();
     kept.demo.kill();

@@ -93,6 +93,12 @@ fn answers_are_right_at_every_edge_of_a_page_and_a_block() {
         let engine = Engine::beside(&daemon, args);
         let whole = tokens(args.len() as u64, 1400);
         engine.generate("c", "first", &whole, 1);
+        // A chunk's state is not sent when a deeper one of its request comes too soon: these are the
+        // deepest of theirs.
+        for chunks in [512, 1024] {
+            engine.generate("c", &format!("chunks-{chunks}"), &whole[..chunks], 1);
+            engine.settled();
+        }
         for length in [
             255, 256, 257, 320, 321, 322, 575, 577, 1023, 1024, 1025, 1026, 1089, 1281,
         ] {

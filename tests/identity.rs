@@ -9,7 +9,6 @@ use common::worker::{Model, Names, SaveEnd, Worker, attach, prompt};
 use engram::proto::channel::layout::{Miss, RevokeReason};
 use engram::proto::channel::msg::{Down, Epoch};
 use engram::proto::v1;
-use engram::proto::v1::refusal::Reason;
 use serde_json::{Value, json};
 
 /// Tokens of a prompt, and of an answer.
@@ -370,7 +369,7 @@ fn every_part_of_an_identity_counts_and_nothing_else() {
 }
 
 #[test]
-fn a_server_of_another_tp_size_is_refused_or_shares_nothing() {
+fn a_server_of_another_tp_size_shares_nothing() {
     let daemon = Daemon::start(&[]);
     let mut worker = Worker::attach(&daemon);
     let ids = prompt(1, 300);
@@ -381,17 +380,9 @@ fn a_server_of_another_tp_size_is_refused_or_shares_nothing() {
             instance: [tp as u8; 16],
             ..Model::default()
         };
-        match attach(&daemon.grpc_socket(), model.request()) {
-            Err(refusal) => {
-                assert_eq!(refusal.reason(), Reason::Unsupported, "{}", refusal.message);
-                assert!(
-                    refusal.message.contains("attn_tp_size"),
-                    "{}",
-                    refusal.message
-                );
-            }
-            Ok(attached) => assert_ne!(attached.fingerprint, worker.fingerprint.to_vec()),
-        }
+        let mut rank = Worker::attach_as(&daemon, &model);
+        assert_ne!(rank.fingerprint, worker.fingerprint, "tp {tp}");
+        assert_eq!(rank.restore(&ids), None, "tp {tp}");
     }
     assert_eq!(worker.restore(&ids).unwrap().boundary, 256);
 }

@@ -374,7 +374,10 @@ fn tiers_and_workers_are_shown() {
     assert_eq!(tier("ram")["budget_bytes"], 28 << 20);
     assert_eq!(tier("disk")["budget_bytes"], 1 << 30);
     assert_eq!(tier("disk")["healthy"], true);
-    assert_eq!(daemon.get("/v1/workers").json(), json!({ "workers": [] }));
+    assert_eq!(
+        daemon.get("/v1/workers").json(),
+        json!({ "workers": [], "refused": [] })
+    );
     let status = daemon.get("/v1/status").json();
     assert_eq!(status["ready"], true);
     assert_eq!(status["pending_writes"], 0);

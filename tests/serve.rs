@@ -20,6 +20,12 @@ fn a_bad_configuration_exits_64_before_anything_is_made() {
     let (code, error) = check(config(&[("rest.listen", "0.0.0.0:0".into())]));
     assert_eq!(code, 64);
     assert!(error.contains("rest.token_file"), "{error}");
+    let (code, error) = check(config(&[("store.ram", "512 TiB".into())]));
+    assert_eq!(code, 64);
+    assert!(
+        error.contains("store.ram: 512") && error.contains("memory"),
+        "{error}"
+    );
     let (code, error) = check(config(&[("rest.listn", "127.0.0.1:0".into())]));
     assert_eq!(code, 64);
     assert!(
@@ -86,5 +92,35 @@ fn two_daemons_do_not_share_sockets_or_a_disk() {
     std::fs::write(&file, config).unwrap();
     let (code, _, error) = process::run(&["serve", "--config", file.to_str().unwrap()]);
     assert_eq!(code, 1, "{error}");
+    assert!(error.contains("is in use by process"), "{error}");
+    assert!(
+        error.contains(", since 2") && error.contains(" ago)"),
+        "{error}"
+    );
     assert_eq!(daemon.get("/healthz").status, 200);
+}
+
+#[test]
+fn a_damaged_format_file_says_what_to_do_and_that_helps() {
+    let mut daemon = Daemon::start(&[]);
+    daemon.kill();
+    let format = daemon.data().join("format.json");
+    std::fs::write(&format, "{").unwrap();
+    let file = daemon.folder().join("engram.toml");
+    let (code, _, error) = process::run(&["serve", "--config", file.to_str().unwrap()]);
+    assert_eq!(code, 1, "{error}");
+    assert!(error.contains("copy format.json from"), "{error}");
+    let other = Daemon::start(&[]);
+    std::fs::copy(other.data().join("format.json"), &format).unwrap();
+    daemon.restart();
+}
+
+#[test]
+fn a_stop_is_told_as_the_reason_to_those_attached() {
+    let mut daemon = Daemon::start(&[]);
+    let _worker = common::worker::Worker::attach(&daemon);
+    assert!(daemon.stop().success());
+    let log = daemon.process().log();
+    let why = "Session over: the daemon ends the session (shutdown)";
+    assert!(log.contains(why) && !log.contains("silent_peer"), "{log}");
 }

@@ -31,7 +31,6 @@ from sglang.srt.plugins import load_plugins  # noqa: E402
 load_plugins()
 
 World = world_module.World
-CORES = World.CORES
 
 _seeds = itertools.count(1000)
 
@@ -72,13 +71,14 @@ def daemon(binary: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[Callable[..
         one.stop()
 
 
-@pytest.fixture
-def world(seed: int) -> Iterator[Callable[..., Any]]:
-    """Makes servers; with `daemon`, attached ones."""
+@pytest.fixture(params=World.CORES)
+def world(seed: int, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Makes servers, on each of SGLang's tree cores; with `daemon`, attached ones."""
     made: list[Any] = []
 
     def make(daemon: Daemon | None = None, *, settings: dict[str, Any] | None = None, **how: Any) -> Any:
         how.setdefault("seed", seed)
+        how.setdefault("core", request.param)
         target = daemon.target if daemon is not None else "unix:///nonexistent/engram.sock"
         chosen = Settings(**{"daemon": target, "ring_bytes": 8 << 20, "retry_ms": 50, "lookup_ms": 10_000, **(settings or {})})
         one = World(settings=chosen, **how)

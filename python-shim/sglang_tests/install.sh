@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 
 # The first interpreter that is usable: its name is nothing to go by.
 python=
-for candidate in ${SGLANG_PYTHON:-${PYTHON:-} python3.12 python3.11 python3.13 python3}; do
+for candidate in ${SGLANG_PYTHON:-${PYTHON:-} python3.11 python3.12 python3.13 python3}; do
     if "$candidate" -c 'import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
         python=$(command -v -- "$candidate")
         break

@@ -15,6 +15,12 @@ from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGener
 from test_turns import settle, words
 
 MODE = {"page_size": 64, "overlap": True, "lag": 2}
+# What SGLang's own ratio gives for two running requests: 5 slots each with a buffer and overlap, else 3.
+SPARSE = [
+    pytest.param({"page_size": 64, "overlap": True, "lag": 2}, 10, id="page64-overlap"),
+    pytest.param({"page_size": 1, "overlap": True, "lag": 1}, 10, id="page1-overlap"),
+    pytest.param({"page_size": 1, "extra_buffer": False}, 6, id="page1-no_buffer"),
+]
 
 
 def until_state(w: Any, kind: type, state: Any, seconds: float = 10) -> Any:
@@ -205,9 +211,10 @@ def test_a_retracted_request_comes_back_right(world: Any, shared_daemon: Any, se
         settle(w)
 
 
-def test_no_spare_slots(world: Any, shared_daemon: Any, seed: int) -> None:
+@pytest.mark.parametrize(("mode", "slots"), SPARSE)
+def test_no_spare_slots(world: Any, shared_daemon: Any, mode: dict[str, Any], slots: int, seed: int) -> None:
     """As many slots as SGLang gives by default for so many requests: none to spare."""
-    w = world(shared_daemon, page_size=64, max_running=2, slots=10, overlap=True, lag=2)
+    w = world(shared_daemon, max_running=2, slots=slots, **mode)
     prompts = [words(seed + i, 300) for i in range(6)]
     for prompt in prompts:
         w.run(w.request(prompt, new=4))
@@ -215,15 +222,23 @@ def test_no_spare_slots(world: Any, shared_daemon: Any, seed: int) -> None:
     w.flush()
     again = [w.request(prompt + [1], new=6) for prompt in prompts]
     w.run(*again, seconds=60)
-    assert w.shim.counts["tokens_reused"] == 6 * 256
+    restored = [w.admitted_prefix[request.rid] for request in again]
+    if w.extra_buffer:
+        assert restored == [256] * 6
+    else:
+        # So few that a state may have to go again before its request is admitted.
+        assert set(restored) <= {0, 300} and restored.count(300) >= 4, restored
     settle(w)
     w.check()
 
 
-def test_32_conversations_in_pools_of_minimum_size(world: Any, daemon: Any, seed: int) -> None:
+@pytest.mark.parametrize(("mode", "slots"), SPARSE)
+def test_32_conversations_in_pools_of_minimum_size(
+    world: Any, daemon: Any, mode: dict[str, Any], slots: int, seed: int
+) -> None:
     """Unique contents, restored in random order: no foreign byte (the oracle looks at every one)."""
     d = daemon(ram="16MiB")
-    w = world(d, page_size=64, max_running=2, slots=10, rows=1536, overlap=True, lag=1)
+    w = world(d, max_running=2, slots=slots, rows=1536, **mode)
     rng = random.Random(seed)
     talks = {i: words(seed + i, rng.randrange(150, 400)) for i in range(32)}
     for turn in range(3):

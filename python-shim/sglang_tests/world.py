@@ -60,6 +60,9 @@ class World:
     """SGLang's tree cores, the default one first."""
     FLUSHES_WHILE_WAITING = False
     """A server that is paused is flushed though requests wait."""
+    FIRST_DECODE_IS_UNTRACKED = False
+    """Under overlap, SGLang looks whether a state is due when the step after it is under way already, and so
+    never at the one after a prefill."""
     ARGS: dict[str, Any] = {}
     """More arguments of the server."""
     CONTEXT: dict[str, Any] = {}

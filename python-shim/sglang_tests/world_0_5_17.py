@@ -57,6 +57,7 @@ paged.alloc_decode_kernel = _Kernel(_decode)
 class World(world.World):
     """One server."""
 
+    FIRST_DECODE_IS_UNTRACKED = True
     ARGS = {"attention_backend": "torch_native"}
     CONTEXT = {"effective_chunked_prefill_size": None}
     ROUTES = ("enable_session_radix_cache", "enable_dynamic_chunking", "enable_decode_hicache")

@@ -387,7 +387,7 @@ def test_headers_that_lie_are_refused(ends):
     good = bytes(memory.u8[:128])
     for offset, code, values in (
         (layout.HEADER_MAGIC, "<Q", (0,)),
-        (layout.HEADER_VERSION, "<I", (0, 2)),
+        (layout.HEADER_VERSION, "<I", (0, layout.VERSION + 1)),
         (layout.HEADER_HEADER_BYTES, "<I", (0, 64)),
         (layout.HEADER_UP_OFFSET, "<Q", (0, 64, 4097, 8192, size, 2**64 - 64)),
         (layout.HEADER_DOWN_OFFSET, "<Q", (0, 4096 + 64, 8200, size - 4032, 2**63)),

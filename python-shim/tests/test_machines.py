@@ -135,7 +135,11 @@ def test_any_walk_of_a_save(seed: int) -> None:
             answered = True
             parts = [0, 64] if rng.random() < 0.5 else [0, 16, 16, 64]
             parts = parts if rng.random() < 0.8 else []
-            save.wanted(rng.random() < 0.8, parts, [UNIT * 2] * (len(parts) // 2), world, now)
+            save.wanted(rng.random() < 0.8, parts, [UNIT * 2] * (len(parts) // 2), now)
+        elif act < 0.35 and save.want is not None:
+            save.start(world, now)
+        elif act < 0.4 and save.gathered:
+            save.let_go(world, now)
         elif act < 0.5 and world.events:
             rng.choice(world.events).over = True
         elif act < 0.7 and world.lent:
@@ -144,6 +148,8 @@ def test_any_walk_of_a_save(seed: int) -> None:
             world.lent[(kind, index)] = block
             if save.drained(kind, index, rng.random() < 0.9, world, now):
                 world.lent.pop((kind, index), None)
+        elif act < 0.73:
+            save.fail(world, rng.choice([None, AbortReason.DEADLINE]), "test", now)
         elif act < 0.75:
             save.end(world, rng.choice([None, AbortReason.DEADLINE]), now)
         else:
@@ -177,6 +183,8 @@ def test_any_walk_of_a_restore(seed: int) -> None:
         elif act < 0.8 and restore.state is RestoreState.FILLED:
             if restore.try_place(world, now) is Place.LESS_KV:
                 restore.ask_again(world, Outcome.ABORTED, 1, now)
+        elif act < 0.81:
+            restore.fail(world, Outcome.ABORTED)
         elif act < 0.83:
             restore.end(world, Outcome.ABORTED, now)
         else:

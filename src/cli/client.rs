@@ -11,6 +11,8 @@ use serde_json::Value;
 pub struct Client {
     http: reqwest::Client,
     base: String,
+    /// The address as people know it.
+    place: String,
     token: Option<String>,
 }
 
@@ -78,7 +80,13 @@ impl Client {
             }
         };
         let http = builder.build().map_err(|_| bad())?;
-        Ok(Client { http, base, token })
+        let place = url.to_owned();
+        Ok(Client {
+            http,
+            base,
+            place,
+            token,
+        })
     }
 
     /// Asks and returns the body of a good answer.
@@ -148,7 +156,7 @@ impl Client {
 
     fn unreachable(&self, reason: &str) -> ClientError {
         ClientError::Unreachable {
-            place: self.base.clone(),
+            place: self.place.clone(),
             reason: reason.to_owned(),
         }
     }
@@ -212,9 +220,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("unix:{}", folder.path().join("none").display());
         let client = Client::new(&url, None, Duration::from_secs(5)).unwrap();
-        assert!(matches!(
-            client.get("/healthz").await,
-            Err(ClientError::Unreachable { .. })
-        ));
+        let error = client.get("/healthz").await.unwrap_err();
+        assert!(matches!(error, ClientError::Unreachable { .. }));
+        let text = error.to_string();
+        assert!(text.contains(&url) && !text.contains("localhost"), "{text}");
     }
 }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use super::announce;
+use super::why::why;
 use crate::{engine, telemetry};
 
 /// Run the embedded engine: a small hybrid language model behind an HTTP surface.
@@ -44,7 +45,7 @@ pub fn run(
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("engram: {error:#}");
+            eprintln!("engram: {}", why(&error));
             match error.downcast_ref::<engine::BadArgs>() {
                 Some(_) => ExitCode::from(EXIT_USAGE),
                 None => ExitCode::FAILURE,

@@ -7,10 +7,12 @@ mod announce;
 mod client;
 mod demo;
 mod engine;
+mod fields;
 mod lifeline;
 mod remote;
 mod serve;
 mod table;
+mod why;
 
 use std::process::ExitCode;
 

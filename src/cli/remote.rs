@@ -3,11 +3,13 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, ValueHint};
+use clap::{ArgGroup, Args, ValueHint};
+use humantime_serde::re::humantime;
 use serde_json::{Value, json};
 
 use super::client::{Client, ClientError};
-use super::table::{Table, plain, size, time};
+use super::fields::{as_flags, bytes, count, describe, moment, names, text};
+use super::table::Table;
 
 /// Exit code: the daemon refused.
 const EXIT_REFUSED: u8 = 1;
@@ -26,7 +28,7 @@ pub struct Remote {
     #[arg(long, env = "ENGRAM_TOKEN", hide_env_values = true)]
     token: Option<String>,
     /// Give up after this time.
-    #[arg(long, default_value = "60s", value_parser = humantime_serde::re::humantime::parse_duration)]
+    #[arg(long, default_value = "60s", value_parser = patience)]
     timeout: Duration,
     /// Print the daemon's answer as it is.
     #[arg(long)]
@@ -37,7 +39,7 @@ pub struct Remote {
 #[derive(Debug, Args)]
 pub struct Which {
     /// Turn, counted from 1.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     turn: Option<u32>,
     /// Named branch.
     #[arg(long, value_name = "NAME", conflicts_with = "turn")]
@@ -86,7 +88,7 @@ pub struct Save {
     #[arg(long, value_name = "NAME")]
     branch: Option<String>,
     /// The turn to save instead of the latest.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     turn: Option<u32>,
     /// The request whose state is meant, when its conversation is to get another name.
     #[arg(long)]
@@ -107,7 +109,7 @@ pub struct Restore {
     #[command(flatten)]
     which: Which,
     /// Keep it in RAM for so long, at most a day. [default: as the daemon is configured]
-    #[arg(long, value_parser = humantime_serde::re::humantime::parse_duration)]
+    #[arg(long, value_parser = humantime::parse_duration)]
     pin: Option<Duration>,
     #[command(flatten)]
     remote: Remote,
@@ -115,6 +117,7 @@ pub struct Restore {
 
 /// Delete one turn, branch or snapshot, or a whole conversation.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("what").required(true).args(["turn", "branch", "snapshot", "all"]))]
 pub struct Rm {
     /// The conversation (or the id of a request).
     #[arg(required_unless_present = "snapshot")]
@@ -170,13 +173,28 @@ pub fn run(command: impl Ask) -> ExitCode {
             if let (true, ClientError::Refused { body, .. }) = (json, &error) {
                 print(&format!("{body}\n"));
             }
-            eprintln!("engram: {error}");
+            let told = match &error {
+                ClientError::Refused { kind, .. } if kind == "invalid_request" => {
+                    as_flags(&error.to_string())
+                }
+                error => error.to_string(),
+            };
+            eprintln!("engram: {told}");
             ExitCode::from(match error {
                 ClientError::Url { .. } => EXIT_USAGE,
                 ClientError::Unreachable { .. } => EXIT_UNREACHABLE,
                 ClientError::Refused { .. } => EXIT_REFUSED,
             })
         }
+    }
+}
+
+/// How long to wait for an answer: some time.
+fn patience(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    match time.is_zero() {
+        true => Err("no answer comes within no time: give at least 1ms".to_owned()),
+        false => Ok(time),
     }
 }
 
@@ -416,82 +434,10 @@ impl Ask for Rm {
 
     fn show(&self, answer: &Value) -> String {
         format!(
-            "{} names and {} objects deleted, {} freed\n",
-            text(answer, "names"),
-            text(answer, "objects"),
+            "{} and {} deleted, {} freed\n",
+            count(answer, "names", "name"),
+            count(answer, "objects", "object"),
             bytes(answer, "bytes")
         )
     }
-}
-
-/// One snapshot, a field a line; what is not in the answer is left out.
-fn describe(row: &Value) -> String {
-    let lines = [
-        ("message", text(row, "message")),
-        ("snapshot", text(row, "snapshot_id")),
-        ("conversation", text(row, "conversation_id")),
-        ("turn", text(row, "turn_number")),
-        ("branch", text(row, "branch_name")),
-        ("request", text(row, "rid")),
-        ("model", text(row, "model_name")),
-        ("tokens", text(row, "boundary")),
-        ("after boundary", text(row, "tokens_after_boundary")),
-        ("parent", text(row, "parent_snapshot")),
-        ("tier", text(row, "tier")),
-        ("from tier", text(row, "from_tier")),
-        ("moved", bytes(row, "moved_bytes")),
-        ("took ms", text(row, "restore_time_ms")),
-        ("written", bytes(row, "written_bytes")),
-        ("size", bytes(row, "size_bytes")),
-        ("durable", text(row, "durable")),
-        ("pinned", text(row, "pinned")),
-        ("pinned until", moment(row, "pinned_until")),
-        ("time", moment(row, "timestamp")),
-        ("created", moment(row, "created_at")),
-    ];
-    let lines = lines.iter().filter(|(_, value)| value != NOTHING);
-    lines
-        .map(|(name, value)| format!("{name:<15} {value}\n"))
-        .collect()
-}
-
-/// What stands for a missing value.
-const NOTHING: &str = "-";
-
-fn text(row: &Value, key: &str) -> String {
-    match row.get(key) {
-        None | Some(Value::Null) => NOTHING.into(),
-        Some(Value::String(text)) => plain(text),
-        Some(Value::Bool(true)) => "yes".into(),
-        Some(Value::Bool(false)) => "no".into(),
-        Some(Value::Number(number)) if number.is_f64() => {
-            format!("{:.1}", number.as_f64().unwrap_or(0.0))
-        }
-        Some(other) => plain(&other.to_string()),
-    }
-}
-
-fn names(row: &Value, key: &str) -> String {
-    let names = row
-        .get(key)
-        .and_then(Value::as_array)
-        .map_or(&[][..], Vec::as_slice);
-    let names: Vec<_> = names.iter().filter_map(Value::as_str).map(plain).collect();
-    if names.is_empty() {
-        NOTHING.into()
-    } else {
-        names.join(",")
-    }
-}
-
-fn bytes(row: &Value, key: &str) -> String {
-    row.get(key)
-        .and_then(Value::as_u64)
-        .map_or(NOTHING.into(), size)
-}
-
-fn moment(row: &Value, key: &str) -> String {
-    row.get(key)
-        .and_then(Value::as_f64)
-        .map_or(NOTHING.into(), time)
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::announce;
+use super::why::why;
 use crate::app::{self, Bound};
 use crate::config::{Config, EXIT_CONFIG};
 
@@ -55,7 +56,7 @@ pub fn run(args: Args) -> ExitCode {
     match app::run(config, tell) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("{error:#}");
+            tracing::error!("{}", why(&error));
             ExitCode::FAILURE
         }
     }

@@ -5,6 +5,7 @@
 //! once, and nothing is bound or created before it passed.
 
 mod grpc;
+mod memory;
 mod store;
 
 use std::path::{Path, PathBuf};

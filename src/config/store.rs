@@ -8,6 +8,7 @@ use std::str::FromStr;
 use bytesize::ByteSize;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::memory;
 use crate::store;
 
 /// Tiers and their budgets.
@@ -85,6 +86,14 @@ impl Store {
             && !(RAM_LEAST..=1 << 50).contains(&size.as_u64())
         {
             problems.push(format!("store.ram: {size} is not between 1 MiB and 1 PiB"));
+        } else if let (Budget::Bytes(size), Some(total)) = (ram, memory::total())
+            && size.as_u64() > total
+        {
+            let total = ByteSize::b(total);
+            problems.push(format!(
+                "store.ram: {size} is more than the memory of this machine or control group, \
+                 {total}"
+            ));
         }
         if let (Budget::Bytes(size), Budget::Bytes(headroom)) = (ram, ram_headroom)
             && headroom >= size
@@ -101,7 +110,7 @@ impl Store {
             ram_headroom,
             disk,
         } = self;
-        let ram = ram.or(|| (memory_available() / 4).clamp(RAM_MIN, 8 << 30));
+        let ram = ram.or(|| (memory::available() / 4).clamp(RAM_MIN, 8 << 30));
         let headroom = ram_headroom.or(|| ram / 8).min(ram / 2);
         store::Config {
             ram: ByteSize::b(ram),
@@ -109,24 +118,6 @@ impl Store {
             disk: disk.resolve(),
         }
     }
-}
-
-/// Bytes that can be had without swapping; 1 GiB where the system does not say.
-fn memory_available() -> u64 {
-    std::fs::read_to_string("/proc/meminfo")
-        .ok()
-        .and_then(|text| {
-            let line = text
-                .lines()
-                .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-            line.trim()
-                .strip_suffix(" kB")?
-                .trim()
-                .parse::<u64>()
-                .ok()?
-                .checked_mul(1024)
-        })
-        .unwrap_or(1 << 30)
 }
 
 struct FileSystem {
@@ -329,6 +320,25 @@ mod tests {
             ..store
         };
         assert!(none.resolve().disk.is_none());
+    }
+
+    #[test]
+    fn more_ram_than_there_is_is_refused() {
+        let problems = |size| {
+            let mut problems = Vec::new();
+            let store = Store {
+                ram: Budget::Bytes(size),
+                ..Store::default()
+            };
+            store.validate(&mut problems);
+            problems
+        };
+        let found = problems(ByteSize::tib(512));
+        assert!(
+            found.len() == 1 && found[0].starts_with("store.ram: 512"),
+            "{found:?}"
+        );
+        assert_eq!(problems(ByteSize::mib(64)), Vec::<String>::new());
     }
 
     #[test]

@@ -22,7 +22,11 @@ use std::{
 };
 
 use memmap2::{Mmap, MmapOptions};
-use nix::{errno::Errno, libc};
+use nix::{
+    errno::Errno,
+    fcntl::{FallocateFlags, fallocate},
+    libc,
+};
 
 #[cfg(not(target_endian = "little"))]
 compile_error!("mapped words are little endian");
@@ -31,6 +35,7 @@ compile_error!("mapped words are little endian");
 const STEP: u64 = 64 << 20;
 
 const WORD: u64 = size_of::<u32>() as u64;
+const PAGE: u64 = 4096;
 
 /// An append-only file of words.
 #[derive(Debug)]
@@ -120,6 +125,28 @@ impl MapFile {
         Ok(offset)
     }
 
+    /// Gives the room of words `[offset, offset + len)` back to the file system; they read as zeros
+    /// from here on. Only whole pages of 4 KiB, and only where the file system can.
+    pub fn punch(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        let end = offset.checked_add(len).filter(|end| *end <= self.len);
+        let end = end.ok_or(io::ErrorKind::InvalidInput)?;
+        let (start, end) = (
+            (offset * WORD).next_multiple_of(PAGE),
+            end * WORD / PAGE * PAGE,
+        );
+        if start >= end {
+            return Ok(());
+        }
+        let signed = |bytes: u64| i64::try_from(bytes).map_err(|_| Errno::EFBIG);
+        let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        Ok(fallocate(
+            &self.file,
+            mode,
+            signed(start)?,
+            signed(end - start)?,
+        )?)
+    }
+
     /// Cuts the file to its first `len` words; more than there are is no change.
     pub fn truncate(&mut self, len: u64) -> io::Result<()> {
         if len < self.len {
@@ -149,8 +176,8 @@ impl MapFile {
             .filter(|&bytes| isize::try_from(bytes).is_ok())
             .ok_or_else(|| io::Error::from(Errno::from_raw(libc::ENOMEM)))?;
         // SAFETY: the file is append-only and locked to this process (see the module's essay), and
-        // no slice is made of bytes beyond `len` or of bytes that are written again, as `truncate` and
-        // `append` need `&mut self`.
+        // no slice is made of bytes beyond `len` or of bytes that are written again, as `truncate`,
+        // `punch` and `append` need `&mut self`.
         let map = unsafe { MmapOptions::new().len(bytes).map(&self.file)? };
         self.map = Some(map);
         Ok(())

@@ -6,8 +6,8 @@ use tonic::{Request, Response, Status};
 
 use super::peer;
 use crate::proto::v1::{
-    DetachRequest, DetachResponse, Shard, StatusRequest, StatusResponse, TransferMode, WorkerBeat,
-    WorkerStatus, admin_server,
+    DetachRequest, DetachResponse, HookTime, Shard, StatusRequest, StatusResponse, TransferMode,
+    WorkerBeat, WorkerStatus, admin_server,
 };
 use crate::service::{Service, WorkerLoad, WorkerRow};
 use crate::types::SessionId;
@@ -97,7 +97,15 @@ fn beat(load: WorkerLoad) -> WorkerBeat {
         rows_total,
         running,
         waiting,
+        hooks,
     } = load;
+    let hooks = hooks.into_iter().map(|(name, row)| HookTime {
+        name,
+        calls: row.calls,
+        mean_ns: row.mean_ns,
+        p99_ns: row.p99_ns,
+        max_ns: row.max_ns,
+    });
     WorkerBeat {
         ticks,
         slots_free,
@@ -106,5 +114,6 @@ fn beat(load: WorkerLoad) -> WorkerBeat {
         rows_total,
         running,
         waiting,
+        hooks: hooks.collect(),
     }
 }

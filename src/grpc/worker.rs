@@ -17,13 +17,19 @@ use crate::proto::v1::{
     AttachRequest, AttachResponse, Closing, DaemonBeat, DaemonEvent, Hello, WorkerBeat,
     WorkerEvent, attach_response, worker_server,
 };
-use crate::service::{Attachment, Service, WorkerLoad};
+use crate::service::{Attachment, HookRow, Service, WorkerLoad};
 
 /// What a worker may take to say hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
 
 /// A worker that says nothing for this and for ten beats is gone.
 const SILENCE: Duration = Duration::from_secs(30);
+
+/// What a worker may take to read an order.
+const SEND_WITHIN: Duration = Duration::from_secs(1);
+
+/// Hooks of which a worker may tell times, and the longest name of one.
+const HOOKS: (usize, usize) = (32, 64);
 
 /// Events that may wait for a worker that does not read.
 const BACKLOG: usize = 16;
@@ -109,6 +115,7 @@ impl Stream {
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let silence = SILENCE.max(self.heartbeat.saturating_mul(10));
         let mut heard = Instant::now();
+        let worker = self.attachment.worker_arc();
         loop {
             tokio::select! {
                 reason = ended.wait() => {
@@ -128,6 +135,12 @@ impl Stream {
                     // The end, an error, or silence.
                     Ok(None | Some(Err(_))) | Err(_) => break,
                 },
+                work = worker.order() => {
+                    let event = DaemonEvent { event: Some(Say::Work(work)) };
+                    if self.say.send_timeout(Ok(event), SEND_WITHIN).await.is_err() {
+                        break;
+                    }
+                }
                 _ = beat.tick() => {
                     beats += 1;
                     let event = Say::Beat(DaemonBeat { boot: self.boot.to_vec().into(), beats });
@@ -175,7 +188,19 @@ fn load(beat: WorkerBeat) -> WorkerLoad {
         rows_total,
         running,
         waiting,
+        hooks,
     } = beat;
+    let (most, longest) = HOOKS;
+    let hooks = hooks.into_iter().take(most);
+    let hooks = hooks.filter(|hook| hook.name.len() <= longest).map(|hook| {
+        let row = HookRow {
+            calls: hook.calls,
+            mean_ns: hook.mean_ns,
+            p99_ns: hook.p99_ns,
+            max_ns: hook.max_ns,
+        };
+        (hook.name, row)
+    });
     WorkerLoad {
         ticks,
         slots_free,
@@ -184,5 +209,6 @@ fn load(beat: WorkerBeat) -> WorkerLoad {
         rows_total,
         running,
         waiting,
+        hooks: hooks.collect(),
     }
 }

@@ -129,6 +129,11 @@ impl<T: Tokens> Index<T> {
         &self.log
     }
 
+    /// The token log. What is in it must stay as it is.
+    pub fn log_mut(&mut self) -> &mut T {
+        &mut self.log
+    }
+
     /// Tiers that there are.
     #[must_use]
     pub fn tiers(&self) -> TierSet {

@@ -19,4 +19,4 @@ pub mod v1 {
 }
 
 /// Version of the control plane: major * 1000 + minor.
-pub const PROTOCOL: u32 = 1000;
+pub const PROTOCOL: u32 = 1001;

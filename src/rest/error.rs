@@ -51,6 +51,7 @@ pub enum ErrorType {
 pub struct ApiError {
     kind: ErrorType,
     message: String,
+    retryable: bool,
 }
 
 /// The body: `success` and `message` are what clients of the compatible surface read.
@@ -147,7 +148,18 @@ impl ErrorType {
                 | ErrorType::Busy
                 | ErrorType::Unavailable
                 | ErrorType::Timeout
+                | ErrorType::NoSpace
         )
+    }
+
+    /// Seconds after which the same request is worth another try.
+    fn retry_after(self) -> Option<&'static str> {
+        match self {
+            ErrorType::Busy | ErrorType::Unavailable | ErrorType::Timeout => Some("1"),
+            // Somebody has to make room first.
+            ErrorType::NoSpace => Some("10"),
+            _ => None,
+        }
     }
 }
 
@@ -159,6 +171,15 @@ impl ApiError {
         ApiError {
             kind,
             message: message.into(),
+            retryable: kind.retryable(),
+        }
+    }
+
+    /// The same request never succeeds, although others of its kind may.
+    pub fn for_good(self) -> ApiError {
+        ApiError {
+            retryable: false,
+            ..self
         }
     }
 
@@ -175,11 +196,15 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let ApiError { kind, message } = self;
+        let ApiError {
+            kind,
+            message,
+            retryable,
+        } = self;
         let detail = Detail {
             r#type: kind.as_str(),
             message: &message,
-            retryable: kind.retryable(),
+            retryable,
         };
         let body = Body {
             success: false,
@@ -191,8 +216,8 @@ impl IntoResponse for ApiError {
         if kind == ErrorType::Unauthorized {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        if kind.status() == StatusCode::SERVICE_UNAVAILABLE {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        if let Some(seconds) = kind.retry_after().filter(|_| retryable) {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static(seconds));
         }
         response
     }
@@ -215,5 +240,20 @@ mod tests {
                 "{kind:?}"
             );
         }
+    }
+
+    #[test]
+    fn only_what_may_succeed_later_says_when() {
+        let after = |error: ApiError| {
+            let response = error.into_response();
+            let after = response.headers().get(header::RETRY_AFTER).cloned();
+            (response.status().as_u16(), after)
+        };
+        let full = ApiError::new(ErrorType::NoSpace, "the disk is full");
+        let (status, seconds) = after(full.clone());
+        assert_eq!((status, seconds.unwrap().to_str().unwrap()), (507, "10"));
+        assert_eq!(after(full.for_good()), (507, None));
+        assert_eq!(after(ApiError::invalid("x")), (400, None));
+        assert!(after(ApiError::new(ErrorType::Busy, "x")).1.is_some());
     }
 }

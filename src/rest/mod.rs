@@ -94,10 +94,14 @@ impl From<ServiceError> for ApiError {
             ErrorKind::Unauthorized => ErrorType::Unauthorized,
             ErrorKind::Busy => ErrorType::Busy,
             ErrorKind::Unavailable => ErrorType::Unavailable,
-            ErrorKind::NoSpace => ErrorType::NoSpace,
+            ErrorKind::NoSpace | ErrorKind::TooLarge => ErrorType::NoSpace,
             ErrorKind::Data => ErrorType::Data,
             ErrorKind::Internal => ErrorType::Internal,
         };
-        ApiError::new(kind, error.to_string())
+        let answer = ApiError::new(kind, error.to_string());
+        match error.kind() {
+            ErrorKind::TooLarge => answer.for_good(),
+            _ => answer,
+        }
     }
 }

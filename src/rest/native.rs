@@ -46,7 +46,10 @@ pub async fn tiers(State(shared): State<Shared>) -> Result<Json<Value>, ApiError
 
 /// `GET /v1/workers`
 pub async fn workers(State(shared): State<Shared>) -> Result<Json<Value>, ApiError> {
-    Ok(Json(json!({ "workers": shared.service()?.workers() })))
+    let service = shared.service()?;
+    Ok(Json(
+        json!({ "workers": service.workers(), "refused": service.refusals() }),
+    ))
 }
 
 /// `GET /v1/conversations?limit=&offset=`, last changed first.

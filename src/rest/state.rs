@@ -82,6 +82,12 @@ impl Shared {
         reasons
     }
 
+    /// What is wrong although the daemon does its work.
+    pub fn warnings(&self) -> Vec<String> {
+        let live = self.inner.live.get();
+        live.map_or_else(Vec::new, |live| live.service.status().warnings)
+    }
+
     /// How long a handler may wait for work, so that its own answer still arrives in time.
     pub fn patience(&self) -> Duration {
         self.inner.timeout.mul_f64(0.9)

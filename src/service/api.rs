@@ -208,6 +208,17 @@ pub struct TierRow {
     pub objects: u64,
     /// It takes writes: the disk did not fail.
     pub healthy: bool,
+    /// It has no room and refuses writes; what it holds is served.
+    pub full: bool,
+    /// Since then, unix time in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub full_since: Option<f64>,
+    /// When it last refused a write, unix time in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_failure_at: Option<f64>,
+    /// Why it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<String>,
 }
 
 /// One attached worker.
@@ -254,7 +265,7 @@ pub struct WorkerRow {
 }
 
 /// A worker's own numbers.
-#[derive(Copy, Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct WorkerLoad {
     /// Scheduler ticks.
     pub ticks: u64,
@@ -270,6 +281,21 @@ pub struct WorkerLoad {
     pub running: u32,
     /// Waiting requests.
     pub waiting: u32,
+    /// How long its hooks keep the scheduler thread, by name.
+    pub hooks: std::collections::BTreeMap<String, HookRow>,
+}
+
+/// How long one hook took since the worker's start, in nanoseconds.
+#[derive(Copy, Clone, Debug, Default, Serialize)]
+pub struct HookRow {
+    /// How often it was called.
+    pub calls: u64,
+    /// On average.
+    pub mean_ns: u64,
+    /// Upper bound of 99 of 100 calls.
+    pub p99_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
 }
 
 /// The daemon at a glance.
@@ -283,6 +309,8 @@ pub struct StatusReply {
     pub ready: bool,
     /// What it waits for, or what is broken.
     pub not_ready: Vec<String>,
+    /// What is wrong although it does its work.
+    pub warnings: Vec<String>,
     /// Attached workers.
     pub workers: usize,
     /// Snapshots that are visible.

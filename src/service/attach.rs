@@ -16,10 +16,11 @@ use super::api;
 use super::core::Model;
 use super::metrics;
 use super::peer::Peer;
+use super::refusals::{Asker, reason_name, refuse, refuse_ring};
 use super::session::Session;
 use super::workers::{CudaExport, Profile, Worker};
 use crate::device::shm::SharedMap;
-use crate::device::{DeviceError, DeviceKind, Doorbell, RingExport};
+use crate::device::{DeviceKind, Doorbell, RingExport};
 use crate::pool::{Geometry, IdentityError, PoolMap, Shard, fingerprint};
 use crate::proto::channel::layout::{self, CloseReason};
 use crate::proto::channel::{Capacities, DaemonEnd};
@@ -69,8 +70,12 @@ impl Service {
         request: v1::AttachRequest,
         peer: &Peer,
     ) -> Result<v1::Attached, v1::Refusal> {
+        let asker = Asker::of(&request, peer.pid());
         let attached = self.admit(request, peer);
         if let Err(refusal) = &attached {
+            if refusal.reason() != Reason::Unauthenticated {
+                self.refusals.note(asker, refusal, self.clock.now());
+            }
             let name = reason_name(refusal.reason());
             metrics::count(&self.metrics.refused, name);
             tracing::warn!(reason = name, "Attach refused: {}", refusal.message);
@@ -94,6 +99,9 @@ impl Service {
                 format!("channel {wants} is not {has}"),
             ));
         }
+        if !request.not_attaching.is_empty() {
+            return Err(refuse(Reason::Unsupported, request.not_attaching));
+        }
         if self.stopping() || !self.is_loaded() {
             return Err(v1::Refusal {
                 retry_after_ms: 500,
@@ -107,6 +115,10 @@ impl Service {
         if self.device(device).is_none() {
             let text = format!("this daemon has no {} device", device.as_str());
             return Err(refuse(Reason::DeviceUnavailable, text));
+        }
+        if !self.workers.fits(&profile) {
+            let text = "another rank of this server has another size, other shapes or another page";
+            return Err(refuse(Reason::BadGeometry, text));
         }
         let bind_by = self.clock.monotonic().saturating_add(BIND_WITHIN);
         self.forget_unbound();
@@ -177,6 +189,8 @@ impl Service {
             }
             Err(refusal) => {
                 worker.unbind();
+                self.refusals
+                    .note(worker.asker(), &refusal, self.clock.now());
                 self.send_away(&worker, CloseReason::Failed);
                 metrics::count(&self.metrics.refused, reason_name(refusal.reason()));
                 tracing::warn!(session = %worker.session, "Ring refused: {}", refusal.message);
@@ -273,6 +287,13 @@ impl Service {
     }
 
     pub(super) fn send_away(&self, worker: &Arc<Worker>, reason: CloseReason) {
+        // A worker that hears of our end hangs up; that is not why.
+        let reason = match reason {
+            CloseReason::SilentPeer | CloseReason::Detached if self.stopping() => {
+                CloseReason::Shutdown
+            }
+            reason => reason,
+        };
         worker.end(reason);
         if !worker.is_bound() {
             self.detached(worker, reason, reason.as_str());
@@ -313,6 +334,11 @@ impl Attachment {
         &self.worker
     }
 
+    /// The worker, shared.
+    pub fn worker_arc(&self) -> Arc<Worker> {
+        Arc::clone(&self.worker)
+    }
+
     /// The stream is over, and so is the session.
     pub fn end(&self) {
         self.service.send_away(&self.worker, CloseReason::Detached);
@@ -332,13 +358,6 @@ fn check(request: v1::AttachRequest, peer: &Peer) -> Result<Profile, v1::Refusal
     let Some(shard) = shard else {
         return Err(refuse(Reason::BadGeometry, "no shard is given"));
     };
-    if shard.size > 1 {
-        let text = format!(
-            "attn_tp_size is {}: this version serves servers with attn_tp_size 1 only",
-            shard.size
-        );
-        return Err(refuse(Reason::Unsupported, text));
-    }
     let layout = match request.layout() {
         v1::PoolLayout::PerLayer => crate::pool::Layout::PerLayer,
         v1::PoolLayout::PageMajor => crate::pool::Layout::PageMajor,
@@ -444,42 +463,6 @@ pub(super) fn model_of(
         fingerprint: fingerprint(identity, geometry, shard.size)?,
         name: identity.display_name.clone(),
         geometry: geometry.clone(),
+        shards: shard.size,
     })
-}
-
-pub(super) fn refuse(reason: Reason, message: impl Into<String>) -> v1::Refusal {
-    v1::Refusal {
-        reason: reason.into(),
-        message: message.into(),
-        retry_after_ms: 0,
-    }
-}
-
-fn refuse_ring(error: &DeviceError) -> v1::Refusal {
-    let reason = match error {
-        DeviceError::SelfTest { .. } => Reason::SelfTest,
-        DeviceError::Busy => Reason::NotReady,
-        DeviceError::Cuda(error) if error.passes() => Reason::NotReady,
-        _ => Reason::DeviceUnavailable,
-    };
-    refuse(reason, error.to_string())
-}
-
-fn reason_name(reason: Reason) -> &'static str {
-    match reason {
-        Reason::Unspecified => "unspecified",
-        Reason::ProtocolVersion => "protocol_version",
-        Reason::ChannelVersion => "channel_version",
-        Reason::UnknownPool => "unknown_pool",
-        Reason::BadGeometry => "bad_geometry",
-        Reason::BadIdentity => "bad_identity",
-        Reason::RingTooSmall => "ring_too_small",
-        Reason::NoCommonMode => "no_common_mode",
-        Reason::DeviceUnavailable => "device_unavailable",
-        Reason::Unauthenticated => "unauthenticated",
-        Reason::NotReady => "not_ready",
-        Reason::TooManyWorkers => "too_many_workers",
-        Reason::Unsupported => "unsupported",
-        Reason::SelfTest => "self_test",
-    }
 }

@@ -17,17 +17,26 @@ use crate::index::{IndexError, KvRef, NewSnapshot, ObjectEntry, Retain, TierSet,
 use crate::pool::PrefixHasher;
 use crate::proto::channel::layout::Status;
 use crate::store::{
-    Encoding, Object, ObjectMeta, PAGE, Segment, SegmentHeader, StoreError, Stored, Tier, pieces,
+    Encoding, Object, ObjectMeta, Segment, SegmentHeader, StoreError, Stored, Tier, pieces,
 };
 use crate::types::{Namespace, ObjectKind, SnapshotId, TierKind, TokenId, TokenRange};
 
-/// One piece that came in.
+/// One piece of one shard that came in.
 #[derive(Debug)]
 pub(super) struct Block {
     /// Its tokens.
     pub range: TokenRange,
     /// Its bytes.
     pub segment: Arc<Segment>,
+}
+
+/// One shard of a save. All shards of a save have the same pieces.
+#[derive(Debug)]
+pub(super) struct ShardBlocks {
+    /// The state.
+    pub state: Arc<Segment>,
+    /// KV of `[base, boundary)`, in order.
+    pub kv: Vec<Block>,
 }
 
 /// A whole save.
@@ -40,9 +49,8 @@ pub(super) struct Commit<'a> {
     pub tokens: &'a [TokenId],
     /// KV before it was stored when the save was planned.
     pub base: u32,
-    pub state: Arc<Segment>,
-    /// KV of `[base, boundary)`, in order.
-    pub kv: Vec<Block>,
+    /// By rank.
+    pub shards: Vec<ShardBlocks>,
     pub conversation: &'a ConversationKey,
     pub owner: Owner,
     pub rid: &'a Arc<str>,
@@ -95,10 +103,6 @@ impl Service {
         let id = match self.commit_locked(&mut core, &hasher, &commit) {
             Ok(id) => id,
             Err(error) => {
-                if matches!(&error, CommitError::Index(IndexError::Log(error)) if is_full(error)) {
-                    core.queue.short = commit.tokens.len() as u64 * 4 + PAGE;
-                    self.wake.notify_one();
-                }
                 drop(core);
                 self.metrics.error("commit");
                 return Err(error);
@@ -132,8 +136,7 @@ impl Service {
             key,
             tokens,
             base,
-            state,
-            kv,
+            shards,
             ..
         } = commit;
         let boundary = commit.boundary();
@@ -151,8 +154,16 @@ impl Service {
             });
         }
         // Pieces that others stored meanwhile are not kept a second time.
-        let own: Vec<&Block> = kv.iter().filter(|block| block.range.end > stored).collect();
-        let start = own.first().map_or(boundary, |block| block.range.start);
+        let own = |shard: &ShardBlocks| -> Vec<Arc<Segment>> {
+            let own = shard.kv.iter().filter(|block| block.range.end > stored);
+            own.map(|block| Arc::clone(&block.segment)).collect()
+        };
+        let blocks = shards.iter().flat_map(|shard| &shard.kv);
+        let start = blocks
+            .filter(|block| block.range.end > stored)
+            .map(|block| block.range.start)
+            .min()
+            .unwrap_or(boundary);
         let generation = core.next_generation();
         let ram = TierSet::of(&[TierKind::Ram]);
         let meta = |kind, range: TokenRange, generation| ObjectMeta {
@@ -162,7 +173,7 @@ impl Service {
             fingerprint: key.fingerprint,
             namespace: key.namespace,
             generation,
-            shards: 1,
+            shards: model.shards,
             pieces: pieces(&model.geometry, kind, range),
             encoding: Encoding::Raw,
         };
@@ -178,7 +189,10 @@ impl Service {
         fresh.push(Object {
             meta: Arc::new(meta(ObjectKind::State, at, generation)),
             tokens: Arc::from([]),
-            shards: vec![vec![Arc::clone(state)]],
+            shards: shards
+                .iter()
+                .map(|shard| vec![Arc::clone(&shard.state)])
+                .collect(),
         });
         let mut refs = core.index.kv_refs(key, tokens, start);
         if start < boundary {
@@ -189,7 +203,7 @@ impl Service {
             let object = Object {
                 meta: Arc::new(meta(ObjectKind::Kv, range, generation)),
                 tokens: tokens.get(start as usize..).unwrap_or_default().into(),
-                shards: vec![own.iter().map(|block| Arc::clone(&block.segment)).collect()],
+                shards: shards.iter().map(own).collect(),
             };
             refs.push(KvRef {
                 object: object.meta.id,
@@ -240,6 +254,7 @@ impl Service {
             rid: Some(Arc::clone(commit.rid)),
             written: 0,
             failure: None,
+            waiters: 0,
         };
         core.know(model);
         core.records.insert(id, record);

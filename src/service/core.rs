@@ -4,13 +4,14 @@
 //! is kept here beside the index: what each snapshot is called, where its save stands, and what the
 //! disk thread has to do next.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::conversations::{ConversationKey, Conversations};
 use super::promises::Promises;
 use super::save_state::SaveState;
+use super::trouble::Trouble;
 use crate::index::{Index, LeaseToken, Removed};
 use crate::pool::Geometry;
 use crate::store::TokenLog;
@@ -23,8 +24,10 @@ pub struct Model {
     pub fingerprint: Fingerprint,
     /// For people.
     pub name: String,
-    /// Names, types and sizes of what is stored.
+    /// Names, types and sizes of what is stored of one shard.
     pub geometry: Geometry,
+    /// Shards of each object.
+    pub shards: u32,
 }
 
 /// What is known of a snapshot beside the index.
@@ -48,15 +51,19 @@ pub struct Record {
     pub rid: Option<Arc<str>>,
     /// Payload bytes that writing it down took.
     pub written: u64,
-    /// Why the last attempt to write it failed.
-    pub failure: Option<Failure>,
+    /// Why the last attempt to write it failed, and [`Trouble::mark`] after that.
+    pub failure: Option<(Failure, u64)>,
+    /// Saves by name that wait for it to become durable.
+    pub waiters: u32,
 }
 
 /// Why a snapshot is not durable although that was tried.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Failure {
     /// The disk or its budget is full.
     NoSpace,
+    /// It is larger than the whole disk tier.
+    TooLarge,
     /// The disk takes no more writes.
     Unavailable,
     /// Something else; it is tried again.
@@ -79,12 +86,20 @@ pub struct Queue {
     pub writing_refs: usize,
     /// The service ends: nothing waits for its time any more.
     pub draining: bool,
+    /// Nothing more is written before the service ends: nobody needs to wait for it.
+    pub closed: bool,
+    /// Snapshots that the disk refused while draining: they are not tried again.
+    given_up: HashSet<SnapshotId>,
+    /// Conversations were refused while draining.
+    pub names_given_up: bool,
+    /// The last attempt to write conversations failed.
+    pub refs_failed: bool,
     /// No write before this, after a failure.
     pub not_before: Duration,
     /// Failures in a row.
     pub failures: u32,
-    /// Bytes that the token log found no room for on disk.
-    pub short: u64,
+    /// What failed.
+    pub trouble: Trouble,
     /// Removals asked for, in all.
     pub asked: u64,
     /// Removals done, in all.
@@ -112,6 +127,10 @@ pub struct Core {
     pub queue: Queue,
     /// Room in RAM that restores are promised.
     pub promises: Promises,
+    /// Objects on disk that were written before, or without, a manifest that names them.
+    pub unnamed: HashSet<ObjectId>,
+    /// Conversations with names that a save gave and that may yet be taken back.
+    pub in_doubt: HashSet<ConversationKey>,
     /// Models of which something is, or was lately, kept.
     models: HashMap<Fingerprint, Weak<Model>>,
     generation: u64,
@@ -133,6 +152,7 @@ impl Failure {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NoSpace => "no_space",
+            Self::TooLarge => "too_large",
             Self::Unavailable => "unavailable",
             Self::Other => "io",
         }
@@ -144,6 +164,9 @@ impl Failure {
 impl Queue {
     /// Lets a snapshot be written at `at`, or earlier if that was asked for before.
     pub fn push(&mut self, snapshot: SnapshotId, at: Duration) {
+        if self.given_up.contains(&snapshot) {
+            return;
+        }
         match self.at.get(&snapshot) {
             Some(before) if *before <= at => return,
             Some(before) => {
@@ -153,6 +176,21 @@ impl Queue {
         }
         self.at.insert(snapshot, at);
         self.due.insert((at, snapshot));
+    }
+
+    /// The service ends, and the disk refused the snapshot.
+    pub fn give_up(&mut self, snapshot: SnapshotId) {
+        self.given_up.insert(snapshot);
+    }
+
+    /// It is not tried again.
+    pub fn is_given_up(&self, snapshot: &SnapshotId) -> bool {
+        self.given_up.contains(snapshot)
+    }
+
+    /// A failure of every write lets nothing wait when the service ends: each is tried once more.
+    pub fn is_hopeless(&self, failure: Failure) -> bool {
+        self.draining && failure != Failure::Other
     }
 
     /// The snapshot is not to be written.
@@ -223,6 +261,8 @@ impl Core {
             records: HashMap::new(),
             queue: Queue::default(),
             promises: Promises::default(),
+            unnamed: HashSet::new(),
+            in_doubt: HashSet::new(),
             models: HashMap::new(),
             generation,
         }
@@ -367,5 +407,17 @@ mod tests {
         assert!(!queue.cancel(&a));
         assert_eq!(queue.pop(s(9)), None);
         assert_eq!(queue.next_at(), None);
+    }
+
+    #[test]
+    fn given_up_ones_do_not_come_back() {
+        let mut queue = Queue::default();
+        let a = SnapshotId::new();
+        assert!(!queue.is_hopeless(Failure::NoSpace));
+        queue.draining = true;
+        assert!(queue.is_hopeless(Failure::NoSpace) && !queue.is_hopeless(Failure::Other));
+        queue.give_up(a);
+        queue.push(a, s(1));
+        assert!(queue.is_given_up(&a) && queue.is_idle());
     }
 }

@@ -43,6 +43,9 @@ pub enum ServiceError {
     /// Neither RAM nor disk has room for it.
     #[error("no space: {0}")]
     NoSpace(String),
+    /// It is larger than a whole tier: there will never be room for it.
+    #[error("too large: {0}")]
+    TooLarge(String),
     /// Stored bytes went away or failed their checks.
     #[error("stored data was lost: {0}")]
     Data(String),
@@ -68,8 +71,10 @@ pub enum ErrorKind {
     Busy,
     /// 503.
     Unavailable,
-    /// 507.
+    /// 507, try again once there is room.
     NoSpace,
+    /// 507, for good.
+    TooLarge,
     /// 500, the stored bytes are at fault.
     Data,
     /// 500.
@@ -90,6 +95,7 @@ impl ServiceError {
             Self::Busy(_) => ErrorKind::Busy,
             Self::Unavailable(_) => ErrorKind::Unavailable,
             Self::NoSpace(_) => ErrorKind::NoSpace,
+            Self::TooLarge(_) => ErrorKind::TooLarge,
             Self::Data(_) => ErrorKind::Data,
             Self::Internal(_) => ErrorKind::Internal,
         }
@@ -110,6 +116,7 @@ impl ErrorKind {
             Self::Busy => "busy",
             Self::Unavailable => "unavailable",
             Self::NoSpace => "no_space",
+            Self::TooLarge => "too_large",
             Self::Data => "data",
             Self::Internal => "internal",
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 
-use super::attach::refuse;
+use super::refusals::refuse;
 use super::{Peer, Service};
 use crate::device;
 use crate::proto::channel::layout::CloseReason;

@@ -1,13 +1,13 @@
 //! Leases: a snapshot that stays while somebody restores it, and the room in RAM for that.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::Service;
-use super::core::Core;
+use super::core::{Core, Model};
 use super::promises::{Answer, Promise, Ticket};
 use super::room::footprint;
 use crate::index::{Hit, LeaseToken, TreeKey};
-use crate::pool::Geometry;
 use crate::store::{Object, Tier, pieces};
 use crate::types::{ObjectId, ObjectKind, SnapshotId, TokenId, TokenRange};
 
@@ -24,7 +24,7 @@ pub(super) struct Lease {
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Wanted<'a> {
     pub(super) key: &'a TreeKey,
-    pub(super) geometry: &'a Geometry,
+    pub(super) model: &'a Model,
     pub(super) tokens: &'a [TokenId],
     /// The deepest boundary that is of use.
     pub(super) max_boundary: u32,
@@ -52,8 +52,10 @@ pub(super) enum NoLease {
     Useless,
     /// Others have the room in RAM.
     Later,
-    /// RAM is too small, or full of what is pinned.
+    /// RAM is full of what is pinned.
     NoRoom,
+    /// RAM is too small.
+    TooLarge,
 }
 
 // === impl Service ===
@@ -67,7 +69,7 @@ impl Service {
     ) -> Result<Leased, NoLease> {
         let Wanted {
             key,
-            geometry,
+            model,
             tokens,
             max_boundary,
             device_kv,
@@ -100,9 +102,9 @@ impl Service {
         for (id, kind, range) in std::iter::once(state).chain(kv) {
             needs
                 .entry(id)
-                .or_insert_with(|| room_of(geometry, kind, range));
+                .or_insert_with(|| room_of(model, kind, range));
         }
-        match self.promise(&mut core, needs, ticket) {
+        match self.promise_room(&mut core, needs, ticket) {
             Ok(promise) => {
                 core.index.touch(&hit.snapshot, self.clock.now());
                 let lease = Lease { token, promise };
@@ -123,14 +125,14 @@ impl Service {
         ticket: Option<Ticket>,
     ) -> Result<Lease, NoLease> {
         let record = core.records.get(id).ok_or(NoLease::Nothing)?;
-        let geometry = record.model.geometry.clone();
+        let model = Arc::clone(&record.model);
         let token = core.index.lease(id).ok_or(NoLease::Nothing)?;
         let needs = token
             .objects()
             .filter_map(|id| Some((id, core.index.object(&id)?)))
-            .map(|(id, info)| (id, room_of(&geometry, info.kind, info.range)))
+            .map(|(id, info)| (id, room_of(&model, info.kind, info.range)))
             .collect();
-        match self.promise(core, needs, ticket) {
+        match self.promise_room(core, needs, ticket) {
             Ok(promise) => Ok(Lease { token, promise }),
             Err(why) => {
                 core.index.release(token);
@@ -139,7 +141,7 @@ impl Service {
         }
     }
 
-    fn promise(
+    fn promise_room(
         &self,
         core: &mut Core,
         needs: HashMap<ObjectId, u64>,
@@ -151,6 +153,7 @@ impl Service {
             Answer::Yes(promise) => Ok(promise),
             Answer::Later => Err(NoLease::Later),
             Answer::Never => Err(NoLease::NoRoom),
+            Answer::TooLarge => Err(NoLease::TooLarge),
         }
     }
 
@@ -184,8 +187,9 @@ impl Service {
     }
 }
 
-/// Bytes of the arena that an object takes.
-fn room_of(geometry: &Geometry, kind: ObjectKind, range: TokenRange) -> u64 {
-    let pieces = pieces(geometry, kind, range);
-    footprint(pieces.iter().map(|piece| piece.bytes))
+/// Bytes of the arena that an object takes, with the shards of all ranks.
+fn room_of(model: &Model, kind: ObjectKind, range: TokenRange) -> u64 {
+    let pieces = pieces(&model.geometry, kind, range);
+    let shard = footprint(pieces.iter().map(|piece| piece.bytes));
+    shard.saturating_mul(u64::from(model.shards))
 }

@@ -79,6 +79,8 @@ pub struct Metrics {
     pub superseded: Counter,
     /// Snapshots that wait to be written.
     pub pending_writes: Level,
+    /// 1 while the disk has no room, else 0.
+    pub disk_full: Level,
     /// Writes that failed and are tried again, or were given up.
     pub write_failures: Family<ByReason, Counter>,
     /// Objects that a tier gave up to make room.
@@ -162,6 +164,7 @@ impl Metrics {
             durable_snapshots,
             superseded,
             pending_writes,
+            disk_full,
             write_failures,
             evicted,
             evicted_snapshots,
@@ -254,6 +257,7 @@ impl Metrics {
             "Snapshots waiting for the disk",
             pending_writes,
         );
+        r.register("disk_full", "1 while the disk has no room", disk_full);
         r.register(
             "write_failures",
             "Failed writes to disk, by reason",

@@ -2,9 +2,9 @@
 //!
 //! # What
 //! [`Service`] stands between three worlds. *Workers* attach and speak over a shared-memory
-//! channel, each served by a task of its own (`session`). *Storage* is blocking: one thread changes
-//! the disk (`mover`), some read from it (`promote`). *People and programs* ask by name (`by_name`,
-//! `rows`).
+//! channel, each served by a task of its own (`session`); the ranks of one server meet in `shards`.
+//! *Storage* is blocking: one thread changes the disk (`mover`), some read from it (`promote`).
+//! *People and programs* ask by name (`by_name`, `rows`).
 //!
 //! # State
 //! What all share is `core`, under one lock that is held for lookups and bookkeeping only.
@@ -12,13 +12,12 @@
 //! [`RestoreState`]; each step takes the state by value.
 //!
 //! # Order of writes
-//! Bytes, then the RAM tier, then the index, then the worker is told: what is found is whole. On
-//! disk: objects, then the manifest, then the conversation; removals go the other way.
+//! Bytes of all shards, then the RAM tier, then the index, then the workers are told: what is found
+//! is whole. On disk: objects, then the manifest, then the conversation; removals go the other way.
 //!
 //! # Cancellation
 //! Before a snapshot is visible, whatever ends a save leaves nothing. A lease ends with its session
-//! at the latest. Shutting down takes leases back, lets copies under way end, writes down what is
-//! pending, and stops at its deadline.
+//! at the latest. How the service itself ends is told in `shutdown`.
 //!
 //! # Errors
 //! A worker never gets an error that its server would have to handle: it gets a miss, a decline, or
@@ -39,18 +38,23 @@ mod latch;
 mod lease;
 pub mod metrics;
 mod mover;
+mod orders;
 mod peer;
 pub mod policy;
 mod promises;
 mod promote;
+mod refusals;
 pub mod restore_state;
 mod room;
 mod rows;
 pub mod save_state;
 mod session;
+mod shards;
+mod shutdown;
 mod startup;
 #[cfg(test)]
 mod tests;
+mod trouble;
 mod workers;
 mod write_down;
 
@@ -63,9 +67,9 @@ use tokio::sync::{Notify, broadcast};
 use tokio_util::task::TaskTracker;
 
 pub use self::api::{
-    ConversationRow, DeleteReply, DeleteRequest, Event, InfoRequest, ListReply, ListRequest,
-    RestoreReply, RestoreRequest, SaveReply, SaveRequest, Selector, SnapshotRow, StatusReply,
-    TierRow, WorkerLoad, WorkerRow,
+    ConversationRow, DeleteReply, DeleteRequest, Event, HookRow, InfoRequest, ListReply,
+    ListRequest, RestoreReply, RestoreRequest, SaveReply, SaveRequest, Selector, SnapshotRow,
+    StatusReply, TierRow, WorkerLoad, WorkerRow,
 };
 pub use self::attach::{Attachment, ChannelFds};
 pub use self::config::Config;
@@ -73,6 +77,7 @@ pub use self::error::{ErrorKind, ServiceError};
 pub use self::fd_socket::FdSocket;
 pub use self::hold::Hold;
 pub use self::peer::Peer;
+pub use self::refusals::RefusalRow;
 pub use self::restore_state::RestoreState;
 pub use self::save_state::SaveState;
 pub use self::workers::{Stop, Worker};
@@ -83,10 +88,11 @@ use self::metrics::Metrics;
 use self::mover::Bell;
 use self::peer::Gate;
 use self::promote::Promoter;
+use self::refusals::Refusals;
+use self::shards::Shards;
 use self::workers::Workers;
 use crate::device::{Device, DeviceKind};
 use crate::index::{Coverage, Index, TierSet, TreeKey};
-use crate::proto::channel::layout::CloseReason;
 use crate::store::{Store, StoreError};
 use crate::types::{BootId, SnapshotId, TierKind, TokenId};
 use crate::util::clock::Clock;
@@ -114,6 +120,9 @@ pub struct Service {
     boot: BootId,
     core: Mutex<Core>,
     workers: Workers,
+    refusals: Refusals,
+    /// Saves that wait for the shards of other ranks.
+    shards: Shards,
     promoter: Arc<Promoter>,
     /// Wakes the disk thread.
     wake: Arc<Bell>,
@@ -131,6 +140,8 @@ pub struct Service {
     tasks: TaskTracker,
     lease: AtomicU64,
     stopping: AtomicBool,
+    /// When the service ends at the latest, once it is stopping.
+    end_by: std::sync::OnceLock<tokio::time::Instant>,
 }
 
 /// Why the service cannot start.
@@ -174,6 +185,8 @@ impl Service {
             boot: BootId::random(),
             core: Mutex::new(Core::new(index, generation)),
             workers: Workers::default(),
+            refusals: Refusals::default(),
+            shards: Shards::default(),
             promoter: Arc::default(),
             wake: Arc::default(),
             changed: Notify::new(),
@@ -186,6 +199,7 @@ impl Service {
             tasks: TaskTracker::new(),
             lease: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
+            end_by: std::sync::OnceLock::new(),
             config,
             clock,
             store,
@@ -229,46 +243,6 @@ impl Service {
     /// Whether the peer may use the control plane; `token` is what it showed.
     pub fn admits(&self, peer: &Peer, token: Option<&str>) -> bool {
         self.gate.admits(peer, token)
-    }
-
-    /// Ends sessions and writes down what is pending, within the configured time.
-    pub async fn shutdown(&self) {
-        self.stopping.store(true, Ordering::Release);
-        let deadline = tokio::time::Instant::now() + self.config.drain_timeout;
-        for worker in self.workers.all() {
-            self.send_away(&worker, CloseReason::Shutdown);
-        }
-        self.tasks.close();
-        if tokio::time::timeout_at(deadline, self.tasks.wait())
-            .await
-            .is_err()
-        {
-            tracing::warn!("Some sessions did not end in time");
-        }
-        self.core.lock().queue.draining = true;
-        self.wake.notify_one();
-        loop {
-            let changed = self.changed.notified();
-            let left = {
-                let core = self.core.lock();
-                let idle = core.queue.is_idle() && !core.conversations.any_dirty();
-                if idle { 0 } else { core.queue.len().max(1) }
-            };
-            if left == 0 {
-                break;
-            }
-            if tokio::time::Instant::now() >= deadline {
-                tracing::warn!(
-                    snapshots = left,
-                    "Stopping with snapshots that are not durable"
-                );
-                break;
-            }
-            let look = tokio::time::Instant::now() + std::time::Duration::from_millis(50);
-            let _ = tokio::time::timeout_at(deadline.min(look), changed).await;
-        }
-        self.promoter.stop();
-        self.wake.notify_one();
     }
 
     /// What is on disk is known. A disk that failed later does not keep workers away.

@@ -6,7 +6,8 @@
 //! written is not removed at the same time, and a manifest never goes after its objects.
 //!
 //! # Errors
-//! A failed write is tried again, later and later. After a failed fsync the disk takes nothing
+//! A failed write is tried again, later and later, and told once a minute; who waits for it hears
+//! of a full disk at once. While the service ends, what a full disk refuses is given up. After a failed fsync the disk takes nothing
 //! more: the service is not ready any longer, serves from RAM and disk as before, and lets last
 //! copies go.
 
@@ -18,8 +19,8 @@ use parking_lot::{Condvar, Mutex};
 use super::Service;
 use super::conversations::ConversationKey;
 use super::core::{Failure, Model, Removal};
-use super::metrics::{self, ByReason, Name};
-use crate::store::{self, ErrorKind, StoreError, Stored, Tier};
+use crate::index::{Action, Hit};
+use crate::store::{self, StoreError, Stored, Tier};
 use crate::types::TierKind;
 
 /// The longest sleep; levels of tiers are told as often.
@@ -28,11 +29,11 @@ const NAP: Duration = Duration::from_millis(500);
 /// Most of the disk's budget that is kept free.
 const MAX_SLACK: u64 = 256 << 20;
 
-/// First pause after a failure; it doubles up to [`MAX_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// States that leave RAM at once when the disk is full of their KV.
+const UNWRITTEN_AT_ONCE: u32 = 16;
 
-/// Longest pause after failures.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// Bytes that a manifest and the names of a snapshot may take.
+const SMALL_FILES: u64 = 64 << 10;
 
 /// Wakes the disk thread.
 #[derive(Debug, Default)]
@@ -90,16 +91,22 @@ impl Service {
     /// Does one round of everything that is to be done. Returns how long nothing is due.
     fn move_things(&self) -> Duration {
         self.remove_things();
-        self.keep_room();
+        self.made_room();
         self.keep_disk_room();
         self.demote_things();
         self.remove_things();
         let now = self.clock.monotonic();
+        // A snapshot that fails again and again keeps no conversation from the disk, nor the other
+        // way round.
+        if !self.core.lock().queue.refs_failed {
+            self.write_refs();
+        }
         let due = self.core.lock().queue.pop(now);
         if let Some(snapshot) = due {
             self.write_down(snapshot);
         }
         self.write_refs();
+        self.look_for_room();
         self.refresh_levels();
         self.changed.notify_waiters();
         let core = self.core.lock();
@@ -151,6 +158,7 @@ impl Service {
                 self.drop_from_ram(&core, std::slice::from_ref(object));
             }
             drop(core);
+            self.core.lock().unnamed.remove(object);
             if let Some(disk) = &self.store.disk
                 && let Err(error) = disk.remove(object)
             {
@@ -199,9 +207,12 @@ impl Service {
         self.write_object(object)
     }
 
-    /// Last copies became spare ones: let some go if RAM is full.
+    /// Last copies became spare ones: let some go if RAM is full. Not while the service ends: what
+    /// had to be written first would come back for as long as the disk does not take it.
     pub(super) fn made_room(&self) {
-        self.keep_room();
+        if !self.core.lock().queue.draining {
+            self.keep_room();
+        }
     }
 
     /// Writes one object, making room on disk if need be. Returns the payload bytes written.
@@ -212,35 +223,14 @@ impl Service {
         let mut tried = 0;
         let stored = loop {
             match disk.put(object) {
-                Err(StoreError::NoSpace { need, free, .. }) if tried < 3 => {
-                    tried += 1;
-                    if self.evict_from_disk(need.saturating_sub(free)) == 0 {
-                        return Err(StoreError::NoSpace {
-                            tier: TierKind::Disk,
-                            need,
-                            free,
-                        });
-                    }
+                Err(StoreError::NoSpace { need, .. }) if need > disk.usage().budget => {
+                    return Err(StoreError::TooLarge {
+                        tier: TierKind::Disk,
+                        need,
+                        budget: disk.usage().budget,
+                    });
                 }
-                Err(StoreError::Floor {
-                    path,
-                    need,
-                    available,
-                    min_free,
-                }) if tried < 3 => {
-                    tried += 1;
-                    let short = need.saturating_add(min_free).saturating_sub(available);
-                    // What others fill, giving up all of ours would not free.
-                    let hopeless = short > disk.usage().bytes;
-                    if hopeless || self.evict_from_disk(short) == 0 {
-                        return Err(StoreError::Floor {
-                            path,
-                            need,
-                            available,
-                            min_free,
-                        });
-                    }
-                }
+                Err(error) if tried < 3 && self.make_room_on_disk(&error) => tried += 1,
                 stored => break stored?,
             }
         };
@@ -253,6 +243,7 @@ impl Service {
             return Ok(0);
         }
         let _ = core.index.set_tier(id, TierKind::Disk, true);
+        core.unnamed.insert(*id);
         drop(core);
         match stored {
             Stored::Written { .. } => {
@@ -260,6 +251,31 @@ impl Service {
                 Ok(object.bytes())
             }
             Stored::AlreadyThere => Ok(0),
+        }
+    }
+
+    /// Lets others leave the disk for what it refused. Says whether it is worth another try.
+    pub(super) fn make_room_on_disk(&self, error: &StoreError) -> bool {
+        let Some(disk) = &self.store.disk else {
+            return false;
+        };
+        match error {
+            StoreError::NoSpace { need, free, .. } => {
+                self.evict_from_disk(need.saturating_sub(*free)) > 0
+            }
+            StoreError::Floor {
+                need,
+                available,
+                min_free,
+                ..
+            } => {
+                let short = need.saturating_add(*min_free).saturating_sub(*available);
+                // What others fill, giving up all of ours would not free. Where it would, the small
+                // files that follow an object find room, too.
+                short <= disk.usage().bytes
+                    && self.evict_from_disk(short.saturating_add(SMALL_FILES)) > 0
+            }
+            _ => false,
         }
     }
 
@@ -271,16 +287,60 @@ impl Service {
         };
         let usage = disk.usage();
         let slack = (usage.budget / 32).min(MAX_SLACK);
-        let short = std::mem::take(&mut self.core.lock().queue.short);
-        let wanted = usage.bytes.saturating_add(slack.max(short));
-        if let Some(over) = wanted.checked_sub(usage.budget).filter(|over| *over > 0) {
-            self.evict_from_disk(over);
+        let over = usage
+            .bytes
+            .saturating_add(slack)
+            .saturating_sub(usage.budget);
+        if over > 0 && self.evict_from_disk(over) == 0 && usage.bytes > usage.budget {
+            // All of it is to stay. What is in RAM must be found all the same.
+            let moved = self.core.lock().index.log_mut().go_on_in_memory();
+            if let Err(error) = moved {
+                tracing::warn!(%error, "The token log cannot go on in memory");
+            }
         }
     }
 
     /// Lets the least recently used go from disk: the snapshot from the index, its manifest, its
     /// objects. Returns how many objects went.
     pub(super) fn evict_from_disk(&self, bytes: u64) -> usize {
+        let gone = self.evict_named(bytes);
+        if gone == 0 && self.forget_unwritten() {
+            return self.evict_named(bytes);
+        }
+        gone
+    }
+
+    /// The disk may be full of KV whose states could not follow: no manifest names it, so nothing of
+    /// it would ever leave. The least recently used of those states go from RAM. Says whether some
+    /// did.
+    fn forget_unwritten(&self) -> bool {
+        let now = self.clock.now();
+        let mut removal = Removal::default();
+        let mut core = self.core.lock();
+        let victims = core.index.victims(TierKind::Ram, u64::MAX, now);
+        let mut left = UNWRITTEN_AT_ONCE;
+        for victim in victims {
+            let Some(snapshot) = victim.snapshot.filter(|_| victim.action != Action::Drop) else {
+                continue;
+            };
+            let hit = core.index.hit(&snapshot);
+            let unnamed = |hit: Hit| hit.kv.iter().any(|kv| core.unnamed.contains(&kv.object));
+            if left == 0 || !hit.is_some_and(unnamed) {
+                continue;
+            }
+            left -= 1;
+            let gone = self.forget(&mut core, &victim, TierKind::Ram);
+            removal.snapshots.extend(gone.snapshots);
+            removal.objects.extend(gone.objects);
+        }
+        self.drop_from_ram(&core, &removal.objects);
+        drop(core);
+        self.announce_evicted(&removal.snapshots);
+        self.remove_now(&removal);
+        left < UNWRITTEN_AT_ONCE
+    }
+
+    fn evict_named(&self, bytes: u64) -> usize {
         let now = self.clock.now();
         let mut removal = Removal::default();
         {
@@ -319,7 +379,13 @@ impl Service {
             core.conversations.trim(self.config.max_idle_conversations);
             keys
         };
+        let (mut hopeless, mut wrote) = (false, false);
+        let mut failed = false;
         for key in keys {
+            if hopeless {
+                self.core.lock().conversations.mark_dirty(key);
+                continue;
+            }
             let (name, stored) = {
                 let core = self.core.lock();
                 let tenant = key.tenant.as_deref();
@@ -328,63 +394,38 @@ impl Service {
                     core.stored(&key),
                 )
             };
-            let written = match stored {
-                Some(conversation) => refs.put(&conversation),
+            let write = || match &stored {
+                Some(conversation) => refs.put(conversation),
                 None => refs.remove(&name).map(drop),
             };
-            if let Err(error) = written {
-                self.write_failed(&error);
-                self.core.lock().conversations.mark_dirty(key);
+            let written = write().or_else(|error| {
+                if self.make_room_on_disk(&error) {
+                    write()
+                } else {
+                    Err(error)
+                }
+            });
+            match written {
+                Ok(()) => wrote = true,
+                Err(error) => {
+                    // What the others would meet, too, is not tried with each of them.
+                    let failure = self.write_failed(&error);
+                    failed = true;
+                    hopeless = matches!(failure, Failure::NoSpace | Failure::Unavailable);
+                    let mut core = self.core.lock();
+                    core.conversations.mark_dirty(key);
+                    core.queue.names_given_up |= core.queue.is_hopeless(failure);
+                }
             }
         }
-        self.core.lock().queue.writing_refs = 0;
-    }
-
-    /// Counts a failed write, and makes the thread wait before the next.
-    pub(super) fn write_failed(&self, error: &StoreError) -> Failure {
-        let failure = match error.kind() {
-            ErrorKind::NoSpace => Failure::NoSpace,
-            ErrorKind::Unavailable => Failure::Unavailable,
-            _ => Failure::Other,
-        };
-        let label = ByReason {
-            reason: Name(failure.as_str()),
-        };
-        self.metrics.write_failures.get_or_create(&label).inc();
-        tracing::warn!(%error, "Could not write to disk");
         let mut core = self.core.lock();
-        let pause = FIRST_PAUSE
-            .saturating_mul(1 << core.queue.failures.min(16))
-            .min(MAX_PAUSE);
-        core.queue.failures += 1;
-        core.queue.not_before = self.clock.monotonic().saturating_add(pause);
+        core.queue.writing_refs = 0;
+        core.queue.refs_failed = failed;
+        // A small file may find room where what waits does not.
+        let all = wrote && !hopeless && core.queue.len() == 0;
         drop(core);
-        self.note_poison();
-        failure
-    }
-
-    fn disk_failed(&self, what: &'static str, error: &StoreError) {
-        metrics::count(&self.metrics.write_failures, what);
-        tracing::warn!(%error, "Could not remove from disk");
-        self.note_poison();
-    }
-
-    /// A disk that takes no more writes is not ready.
-    fn note_poison(&self) {
-        if self
-            .store
-            .disk
-            .as_ref()
-            .is_some_and(|disk| disk.poisoned().is_some())
-        {
-            self.latches.hold(super::DISK_FAILED);
+        if all {
+            self.write_succeeded();
         }
-    }
-
-    /// A write went well.
-    pub(super) fn write_succeeded(&self) {
-        let mut core = self.core.lock();
-        core.queue.failures = 0;
-        core.queue.not_before = Duration::ZERO;
     }
 }

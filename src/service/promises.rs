@@ -31,8 +31,10 @@ pub enum Answer {
     Yes(Promise),
     /// Not before others are over.
     Later,
-    /// Not even then.
+    /// Not even then: RAM is full of what is pinned.
     Never,
+    /// RAM is too small.
+    TooLarge,
 }
 
 /// All promises.
@@ -76,7 +78,7 @@ impl Promises {
         let all = self.bytes.saturating_add(fresh);
         if fresh > 0 {
             if sum(&mut needs.iter().map(|(_, room)| *room)) > budget {
-                return Answer::Never;
+                return Answer::TooLarge;
             }
             let first = self.line.first().copied();
             if first.is_some_and(|first| Some(first) != ticket) {
@@ -238,7 +240,7 @@ mod tests {
     #[test]
     fn what_can_never_be_is_said_at_once() {
         let mut all = Promises::default();
-        assert_eq!(ask(&mut all, &[(1, 81)], None), Answer::Never);
+        assert_eq!(ask(&mut all, &[(1, 81)], None), Answer::TooLarge);
         let alone = yes(ask(&mut all, &[(1, 40), (2, 40)], None));
         assert_eq!(ask(&mut all, &[(3, 1)], None), Answer::Later);
         all.give_back(alone);

@@ -207,7 +207,9 @@ impl Service {
             let Some(meta) = disk.meta(id) else {
                 return Err(self.not_on_disk(id));
             };
-            let need = footprint(meta.pieces.iter().map(|piece| piece.bytes));
+            // Room for the shards of all ranks.
+            let shard = footprint(meta.pieces.iter().map(|piece| piece.bytes));
+            let need = shard.saturating_mul(u64::from(meta.shards));
             let reservation = self.reserve(need).or_else(|| {
                 self.make_room(need);
                 self.reserve(need)

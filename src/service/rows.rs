@@ -10,7 +10,9 @@ use super::api::{
 use super::conversations::{ConversationKey, Need, Turn};
 use super::core::Core;
 use super::error::ServiceError;
+use super::refusals::RefusalRow;
 use super::save_state::SaveState;
+use super::trouble::Full;
 use super::workers::seconds;
 use crate::index::SnapshotInfo;
 use crate::store::{Tier, Usage};
@@ -118,6 +120,13 @@ impl Service {
             boot: self.boot,
             ready: not_ready.is_empty(),
             not_ready,
+            warnings: core
+                .queue
+                .trouble
+                .full()
+                .map(Full::tell)
+                .into_iter()
+                .collect(),
             workers: self.workers.len(),
             snapshots: core.records.len(),
             conversations: core.conversations.len(),
@@ -134,10 +143,25 @@ impl Service {
             budget_bytes: usage.budget,
             objects: usage.objects,
             healthy,
+            full: false,
+            full_since: None,
+            last_failure_at: None,
+            last_failure: None,
         };
         let ram = row(TierKind::Ram, self.store.ram.usage(), true);
         let disk = self.store.disk.as_ref();
-        let disk = disk.map(|disk| row(TierKind::Disk, disk.usage(), disk.poisoned().is_none()));
+        let disk = disk.map(|disk| {
+            let row = row(TierKind::Disk, disk.usage(), disk.poisoned().is_none());
+            let core = self.core.lock();
+            let full = core.queue.trouble.full();
+            TierRow {
+                full: full.is_some(),
+                full_since: full.map(|full| seconds(full.since)),
+                last_failure_at: full.map(|full| seconds(full.last)),
+                last_failure: full.map(|full| full.error.clone()),
+                ..row
+            }
+        });
         std::iter::once(ram).chain(disk).collect()
     }
 
@@ -148,6 +172,11 @@ impl Service {
             .iter()
             .map(|worker| worker.row())
             .collect()
+    }
+
+    /// The last attaches that were refused, the newest last.
+    pub fn refusals(&self) -> Vec<RefusalRow> {
+        self.refusals.rows()
     }
 
     pub(super) fn row(&self, core: &Core, id: SnapshotId, called: &Called) -> Option<SnapshotRow> {
@@ -202,6 +231,9 @@ impl Service {
                 .tier_objects
                 .get_or_create(&label)
                 .set(tier.objects);
+            if tier.tier == TierKind::Disk {
+                self.metrics.disk_full.set(u64::from(tier.full));
+            }
         }
         self.metrics.arena_bytes.set(self.store.arena.used());
         for (reason, count) in self.store.counts().quarantined {

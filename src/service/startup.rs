@@ -61,6 +61,7 @@ impl Service {
         match loaded {
             Ok(found) => {
                 let took = self.clock.monotonic().saturating_sub(start);
+                self.check_budget();
                 self.latches.lift(super::LOADING);
                 self.changed.notify_waiters();
                 self.wake.notify_one();
@@ -72,6 +73,22 @@ impl Service {
                 self.latches.hold(super::LOAD_FAILED);
                 tracing::error!(%error, "The data directory cannot be read; staying unready");
             }
+        }
+    }
+
+    /// Says that the disk will be full before its budget is used.
+    fn check_budget(&self) {
+        let budget = self.store.disk.as_ref().map(|disk| disk.usage().budget);
+        let Some((budget, can_hold)) = budget.zip(self.store.disk_can_hold()) else {
+            return;
+        };
+        if budget > can_hold {
+            tracing::warn!(
+                budget,
+                can_hold,
+                "store.disk.budget is above what the file system can hold beside \
+                 store.disk.min_free: the disk will be full before the budget is used"
+            );
         }
     }
 
@@ -123,6 +140,7 @@ impl Service {
                 fingerprint,
                 name,
                 geometry: (*geometry).clone(),
+                shards: manifest.shards,
             })
         });
         let namespace = match shared.namespaces.get(&manifest.namespace) {
@@ -192,6 +210,7 @@ impl Service {
             rid: None,
             written: 0,
             failure: None,
+            waiters: 0,
         };
         core.records.insert(manifest.snapshot, record);
         Ok(())

@@ -11,6 +11,8 @@ use uuid::Uuid;
 use super::api::{WorkerLoad, WorkerRow};
 use super::attach::model_of;
 use super::core::Model;
+use super::orders::Orders;
+use super::refusals::Asker;
 use crate::device::DeviceKind;
 use crate::pool::{Geometry, Shard};
 use crate::proto::channel::layout::CloseReason;
@@ -37,6 +39,8 @@ pub struct Worker {
     pub(super) attached_at: Millis,
     /// For how long it may stay without a channel.
     pub(super) bind_by: Duration,
+    /// What the daemon wants of it.
+    pub(super) orders: Orders,
     live: Mutex<Live>,
     stop: watch::Sender<Option<CloseReason>>,
 }
@@ -142,6 +146,7 @@ impl Worker {
             pid,
             attached_at,
             bind_by,
+            orders: Orders::default(),
             live: Mutex::new(live),
             stop: watch::Sender::new(None),
         }
@@ -210,6 +215,16 @@ impl Worker {
         Stop(self.stop.subscribe())
     }
 
+    /// As whom it is kept among the refused.
+    pub(super) fn asker(&self) -> Asker {
+        Asker::new(&self.identity.display_name, self.shard, self.pid)
+    }
+
+    /// What the daemon wants of it next. Cancel safe.
+    pub async fn order(&self) -> v1::Work {
+        self.orders.next().await
+    }
+
     /// For people.
     pub(super) fn row(&self) -> WorkerRow {
         let live = self.live.lock();
@@ -233,7 +248,7 @@ impl Worker {
             leases,
             versions: self.versions.clone(),
             attached_at: seconds(self.attached_at),
-            load: live.load,
+            load: live.load.clone(),
         }
     }
 }
@@ -263,6 +278,29 @@ impl Workers {
         }
         all.insert(worker.session, Arc::clone(worker));
         Some(replaced)
+    }
+
+    /// Whether the other ranks of its server are of the same sort.
+    pub(super) fn fits(&self, profile: &Profile) -> bool {
+        let all = self.all.lock();
+        let mut others = all
+            .values()
+            .filter(|other| other.instance == profile.instance);
+        others.all(|other| {
+            other.shard.rank == profile.shard.rank
+                || (other.shard.size == profile.shard.size
+                    && other.geometry == profile.geometry
+                    && other.page_size == profile.page_size)
+        })
+    }
+
+    /// All ranks of a server, if all are attached.
+    pub(super) fn ranks(&self, instance: InstanceId) -> Option<Vec<Arc<Worker>>> {
+        let all = self.all.lock();
+        let ranks = all.values().filter(|worker| worker.instance == instance);
+        let ranks: Vec<_> = ranks.filter(|worker| worker.is_bound()).cloned().collect();
+        let size = ranks.first()?.shard.size;
+        (ranks.len() == size as usize).then_some(ranks)
     }
 
     /// `true` for the one who takes it out.

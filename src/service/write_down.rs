@@ -16,9 +16,9 @@ use super::api::Event;
 use super::core::{Core, Failure, Record, Removal};
 use super::hold::Point;
 use super::save_state::SaveState;
-use crate::index::{Hit, LeaseToken, SnapshotInfo};
+use crate::index::{Hit, LeaseToken, Retain, SnapshotInfo};
 use crate::store::{KvRef, Manifest, ObjectRef, StoreError, Tier};
-use crate::types::{Generation, ObjectId, SnapshotId, TokenRange};
+use crate::types::{Generation, ObjectId, SnapshotId, TierKind, TokenRange};
 
 /// Everything that is needed of a snapshot to write it.
 struct Plan {
@@ -85,6 +85,16 @@ impl Service {
             };
             (labels(record), std::sync::Arc::clone(&record.model))
         };
+        let usage = disk.usage();
+        let need = plan.info.state_bytes.saturating_add(plan.info.kv_bytes);
+        if need > usage.budget {
+            // Before others are evicted for nothing.
+            return Err(StoreError::TooLarge {
+                tier: TierKind::Disk,
+                need,
+                budget: usage.budget,
+            });
+        }
         disk.register_model(model.fingerprint, &model.geometry, model.description())?;
         let mut bytes = 0;
         for id in &plan.lacking {
@@ -102,10 +112,7 @@ impl Service {
         let mut tried = 0;
         loop {
             match manifests.put(&manifest) {
-                Err(StoreError::NoSpace { need, .. }) if tried < 3 => {
-                    tried += 1;
-                    self.evict_from_disk(need);
-                }
+                Err(error) if tried < 3 && self.make_room_on_disk(&error) => tried += 1,
                 put => return put.map(|()| bytes),
             }
         }
@@ -157,7 +164,7 @@ impl Service {
             boundary,
             state,
             kv,
-            shards: 1,
+            shards: record.model.shards,
             generation: record.generation,
             created: plan.info.created,
             bytes: plan.info.state_bytes.saturating_add(plan.info.kv_bytes),
@@ -176,6 +183,9 @@ impl Service {
         match &known {
             Some(conversation) => {
                 core.index.set_durable(&snapshot, true);
+                for object in lease.objects() {
+                    core.unnamed.remove(&object);
+                }
                 let named = core.conversations.named_by(snapshot).to_vec();
                 for key in named.into_iter().chain(conversation.clone()) {
                     core.conversations.mark_dirty(key);
@@ -211,10 +221,16 @@ impl Service {
         let now = self.clock.monotonic();
         let mut core = self.core.lock();
         core.advance(&snapshot, SaveState::Visible);
+        let mark = core.queue.trouble.mark();
         let known = core.records.get_mut(&snapshot).map(|record| {
-            record.failure = Some(failure);
+            record.failure = Some((failure, mark));
         });
-        if known.is_some() && failure != Failure::Unavailable {
+        if failure == Failure::TooLarge {
+            // RAM alone can keep it, for as long as nothing else needs the room.
+            core.index.set_retain(&snapshot, Retain::Transient);
+        } else if core.queue.is_hopeless(failure) {
+            core.queue.give_up(snapshot);
+        } else if known.is_some() && failure != Failure::Unavailable {
             core.queue.push(snapshot, now);
         }
         let removal = core.release(lease);

@@ -20,6 +20,16 @@ pub enum StoreError {
         /// Bytes of the budget that are free.
         free: u64,
     },
+    /// It is larger than the tier's whole budget; nothing was written.
+    #[error("it takes {need} bytes, the {tier} tier may hold {budget} in all")]
+    TooLarge {
+        /// The tier.
+        tier: TierKind,
+        /// Bytes asked for.
+        need: u64,
+        /// All that the tier may hold.
+        budget: u64,
+    },
     /// The file system would fall below the free space that is to stay; nothing was written.
     #[error(
         "{path}: {need} bytes needed, {available} available, of which {min_free} are to stay free"
@@ -160,7 +170,7 @@ pub enum StoreError {
         found: String,
     },
     /// A JSON file that cannot be read, where a start without it is not safe.
-    #[error("{path}: {} ({detail})", .reason.as_str())]
+    #[error("{path}: {} ({detail}){hint}", .reason.as_str())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -168,6 +178,16 @@ pub enum StoreError {
         reason: Reason,
         /// What exactly.
         detail: String,
+        /// What people can do about it, as a part of a sentence; may be empty.
+        hint: &'static str,
+    },
+    /// The system gave no memory for the arena.
+    #[error("no memory for store.ram of {bytes} bytes ({source})")]
+    NoMemory {
+        /// Length of the arena.
+        bytes: u64,
+        /// What the system said.
+        source: io::Error,
     },
 }
 
@@ -200,9 +220,10 @@ impl StoreError {
             | Self::Floor { .. }
             | Self::DiskFull { .. }
             | Self::ArenaFull { .. } => ErrorKind::NoSpace,
-            Self::UnknownModel { .. } | Self::Conflict { .. } | Self::Invalid { .. } => {
-                ErrorKind::Invalid
-            }
+            Self::UnknownModel { .. }
+            | Self::Conflict { .. }
+            | Self::Invalid { .. }
+            | Self::TooLarge { .. } => ErrorKind::Invalid,
             Self::Poisoned { .. }
             | Self::ReadOnly { .. }
             | Self::NotScanned
@@ -211,7 +232,8 @@ impl StoreError {
             Self::Io { .. }
             | Self::UnsafePath { .. }
             | Self::Version { .. }
-            | Self::NotAStore { .. } => ErrorKind::Internal,
+            | Self::NotAStore { .. }
+            | Self::NoMemory { .. } => ErrorKind::Internal,
         }
     }
 

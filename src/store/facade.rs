@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::util::clock::Clock;
+use crate::{device::shm::ShmError, util::clock::Clock};
 
 use super::{
     arena::{Arena, ArenaError},
@@ -48,7 +48,8 @@ impl Store {
         } = config;
         let counters = Arc::new(Counters::default());
         let mut store = Self {
-            arena: Arena::new("engram-arena", ram_bytes.as_u64()).map_err(no_arena)?,
+            arena: Arena::new("engram-arena", ram_bytes.as_u64())
+                .map_err(|error| no_arena(error, ram_bytes.as_u64()))?,
             ram,
             disk: None,
             manifests: None,
@@ -77,6 +78,25 @@ impl Store {
         }
     }
 
+    /// Whether the disk tier has room for so many bytes now: in its budget, and on the file system.
+    #[must_use]
+    pub fn disk_has_room(&self, bytes: u64) -> bool {
+        self.dir
+            .as_ref()
+            .is_some_and(|dir| dir.reserve(bytes).is_ok())
+    }
+
+    /// Bytes that the disk tier could hold on its file system if it had no budget: its own, and
+    /// what is free beyond what is to stay free.
+    #[must_use]
+    pub fn disk_can_hold(&self) -> Option<u64> {
+        let dir = self.dir.as_ref()?;
+        Some(
+            dir.used()
+                .saturating_add(dir.root.available().ok()?.saturating_sub(dir.min_free())),
+        )
+    }
+
     /// What was done since the start.
     #[must_use]
     pub fn counts(&self) -> Counts {
@@ -84,9 +104,11 @@ impl Store {
     }
 }
 
-fn no_arena(error: ArenaError) -> StoreError {
+fn no_arena(error: ArenaError, bytes: u64) -> StoreError {
     match error {
-        ArenaError::Io(source) => StoreError::io(Op::Open, "arena".into(), source),
+        ArenaError::Io(source) | ArenaError::Shm(ShmError::System { source, .. }) => {
+            StoreError::NoMemory { bytes, source }
+        }
         error => StoreError::invalid(error.to_string()),
     }
 }

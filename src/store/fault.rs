@@ -67,6 +67,7 @@ pub(crate) enum Verdict {
 struct Switches {
     armed: Option<Armed>,
     dead: bool,
+    full: bool,
     no_openat2: bool,
     tracing: bool,
     trace: Vec<(Op, String)>,
@@ -146,6 +147,10 @@ impl Faults {
             let path = path.to_string_lossy().into_owned();
             inner.trace.push((op, path));
         }
+        if inner.full && matches!(op, Op::Write | Op::Mkdir) {
+            inner.thrown += 1;
+            return Verdict::Fail(io::Error::from_raw_os_error(nix::libc::ENOSPC));
+        }
         let Some(armed) = &mut inner.armed else {
             return Verdict::Pass;
         };
@@ -183,6 +188,11 @@ impl Faults {
             left: nth,
             fault,
         });
+    }
+
+    /// From now on the disk is full, or has room again.
+    pub fn fill(&self, full: bool) {
+        self.inner.lock().full = full;
     }
 
     /// Takes an armed fault back.

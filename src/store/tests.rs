@@ -58,3 +58,22 @@ fn disk_conforms_buffered() {
 fn disk_conforms_direct() {
     conformance::run(&|| disk_fixture(true, 3));
 }
+
+#[test]
+fn no_memory_for_the_arena_names_the_knob_once() {
+    let config = Config {
+        ram: bytesize::ByteSize::tib(256),
+        ..Config::default()
+    };
+    let error = config
+        .build(std::sync::Arc::new(crate::util::clock::SystemClock::new()))
+        .unwrap_err();
+    assert!(matches!(error, StoreError::NoMemory { .. }), "{error:?}");
+    let text = error.to_string();
+    assert_eq!(text.matches("store.ram").count(), 1, "{text}");
+    assert_eq!(
+        text.matches("memory").count(),
+        2,
+        "its cause is said once: {text}"
+    );
+}

@@ -1,8 +1,9 @@
-//! The token log: every known prefix's token ids, one after the other, in a mapped file that only
-//! grows. It is rebuilt at each start from the tokens beside the KV, so it need not be durable.
+//! The token log: every known prefix's token ids, one after the other, in a mapped file. It grows at
+//! its end only; pages whose tokens nobody knows any more become holes and take no room. It is rebuilt
+//! at each start from the tokens beside the KV, so it need not be durable.
 //!
-//! Where others have filled the file system it goes on in memory: what is stored must be found all
-//! the same. The daemon's own budget is another matter: its owner makes room.
+//! Where others have filled the file system, or the budget is full of what is to stay, it goes on in
+//! memory: what is stored must be found all the same. Otherwise the owner of the budget makes room.
 
 use std::{ffi::CStr, fs::File, io, sync::Arc};
 
@@ -21,6 +22,8 @@ use super::{
 const NAME: &CStr = c"engram-tokens";
 /// Most tokens handed out as one run.
 const RUN: u64 = 1 << 20;
+/// Tokens in a page of the file.
+const PAGE_WORDS: u64 = 1024;
 
 /// An append-only list of token ids.
 #[derive(Debug)]
@@ -28,6 +31,10 @@ pub struct TokenLog {
     words: MapFile,
     /// The directory that its bytes are counted in; none if it lies in memory.
     dir: Option<Arc<DataDir>>,
+    /// For each page, tokens in it that somebody knows.
+    live: Vec<u16>,
+    /// Bytes of holes.
+    holes: u64,
 }
 
 // === impl TokenLog ===
@@ -45,6 +52,8 @@ impl TokenLog {
         Ok(Self {
             words,
             dir: Some(dir),
+            live: Vec::new(),
+            holes: 0,
         })
     }
 
@@ -54,6 +63,8 @@ impl TokenLog {
         Ok(Self {
             words: MapFile::open(file)?,
             dir: None,
+            live: Vec::new(),
+            holes: 0,
         })
     }
 
@@ -61,6 +72,17 @@ impl TokenLog {
     #[must_use]
     pub fn len(&self) -> u64 {
         self.words.len()
+    }
+
+    /// From here on nothing of it is on disk, and the budget has what it took.
+    ///
+    /// # Errors
+    /// The system gives no memory; then nothing changed.
+    pub fn go_on_in_memory(&mut self) -> io::Result<()> {
+        match self.dir.clone() {
+            Some(dir) => self.leave(&dir),
+            None => Ok(()),
+        }
     }
 
     /// Whether there is none.
@@ -75,12 +97,24 @@ impl TokenLog {
         let bytes = |words: u64| on_disk(words.saturating_mul(4));
         let words = self.words.len();
         let grown = bytes(words.saturating_add(tokens.len() as u64)) - bytes(words);
-        let reservation = (grown > 0).then(|| dir.reserve(grown)).transpose()?;
-        let offset = self.words.append(tokens)?;
-        if let Some(reservation) = reservation {
-            reservation.keep();
+        if grown == 0 {
+            return Ok(self.words.append(tokens)?);
         }
-        Ok(offset)
+        match dir.reserve(grown) {
+            Ok(reservation) => {
+                let offset = self.words.append(tokens)?;
+                reservation.keep();
+                Ok(offset)
+            }
+            // A snapshot in RAM must not be lost for a few of its tokens: the owner of the budget makes
+            // room right after.
+            Err(StoreError::NoSpace { .. }) => {
+                let offset = self.words.append(tokens)?;
+                dir.ledger.add(grown);
+                Ok(offset)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Goes on in memory, with all that is there.
@@ -90,11 +124,56 @@ impl TokenLog {
         self.get_runs(0, all, &mut |run| words.append(run).map(drop))?;
         self.words = words;
         self.dir = None;
+        self.punch(0, (all / PAGE_WORDS) as usize);
         match dir.root.unlink(&Rel::root().join(layout::TOKENS)) {
-            Ok(_) => dir.ledger.sub(on_disk(all.saturating_mul(4))),
+            Ok(_) => dir
+                .ledger
+                .sub(on_disk(all.saturating_mul(4)).saturating_sub(self.holes)),
             Err(error) => tracing::warn!(%error, "The token log's file could not be removed"),
         }
         Ok(())
+    }
+
+    /// Notes which pages the tokens at `[offset, offset + len)` lie in.
+    fn count(&mut self, offset: u64, len: u64, more: bool) {
+        let end = offset.saturating_add(len);
+        let pages = usize::try_from(end.div_ceil(PAGE_WORDS)).unwrap_or(usize::MAX);
+        if more && self.live.len() < pages {
+            self.live.resize(pages, 0);
+        }
+        let first = usize::try_from(offset / PAGE_WORDS).unwrap_or(usize::MAX);
+        for (page, live) in self.live.iter_mut().enumerate().take(pages).skip(first) {
+            let start = (page as u64 * PAGE_WORDS).max(offset);
+            let inside = ((page as u64 + 1) * PAGE_WORDS).min(end) - start;
+            let inside = u16::try_from(inside).unwrap_or(u16::MAX);
+            *live = if more {
+                live.saturating_add(inside)
+            } else {
+                live.saturating_sub(inside)
+            };
+        }
+    }
+
+    /// Makes holes of the pages `[first, end)` of which nobody knows a token. Returns their bytes.
+    fn punch(&mut self, first: usize, end: usize) -> u64 {
+        let mut bytes = 0;
+        let mut page = first;
+        while page < end {
+            let pages = self.live.get(page..end).unwrap_or_default();
+            let run = pages.iter().take_while(|live| **live == 0).count();
+            if run > 0 {
+                let (at, len) = (page as u64 * PAGE_WORDS, run as u64 * PAGE_WORDS);
+                match self.words.punch(at, len) {
+                    Ok(()) => bytes += len * 4,
+                    Err(error) => {
+                        tracing::debug!(%error, "Tokens that nobody needs keep their room");
+                        return bytes;
+                    }
+                }
+            }
+            page += run + 1;
+        }
+        bytes
     }
 
     fn get_runs(
@@ -124,39 +203,34 @@ enum AppendError {
     File(#[from] io::Error),
 }
 
-// === impl AppendError ===
-
-impl AppendError {
-    /// Others have filled the file system, or it does not work.
-    fn is_of_others(&self) -> bool {
-        match self {
-            Self::Room(error) => !matches!(error, StoreError::NoSpace { .. }),
-            Self::File(_) => true,
-        }
-    }
-}
-
-impl From<AppendError> for io::Error {
-    fn from(error: AppendError) -> Self {
-        match error {
-            AppendError::Room(error) => Self::new(io::ErrorKind::StorageFull, error),
-            AppendError::File(error) => error,
-        }
-    }
-}
-
 impl Tokens for TokenLog {
     fn append(&mut self, tokens: &[TokenId]) -> io::Result<u64> {
-        let Some(dir) = self.dir.clone() else {
-            return self.words.append(tokens);
+        let appended = match self.dir.clone() {
+            None => self.words.append(tokens)?,
+            Some(dir) => match self.append_on_disk(&dir, tokens) {
+                Ok(offset) => offset,
+                // Others have filled the file system, or it does not work.
+                Err(error) => {
+                    tracing::warn!(%error, "The token log goes on in memory");
+                    self.leave(&dir)?;
+                    self.words.append(tokens)?
+                }
+            },
         };
-        match self.append_on_disk(&dir, tokens) {
-            Err(error) if error.is_of_others() => {
-                tracing::warn!(%error, "The token log goes on in memory");
-                self.leave(&dir)?;
-                self.words.append(tokens)
-            }
-            appended => Ok(appended?),
+        self.count(appended, tokens.len() as u64, true);
+        Ok(appended)
+    }
+
+    fn release(&mut self, offset: u64, len: u32) {
+        self.count(offset, len.into(), false);
+        // The last page is written to again.
+        let whole = self.words.len() / PAGE_WORDS;
+        let page = |page: u64| usize::try_from(page).unwrap_or(usize::MAX);
+        let end = offset.saturating_add(len.into()).div_ceil(PAGE_WORDS);
+        let bytes = self.punch(page(offset / PAGE_WORDS), page(end.min(whole)));
+        if let Some(dir) = &self.dir {
+            self.holes += bytes;
+            dir.ledger.sub(bytes);
         }
     }
 
@@ -189,5 +263,40 @@ mod tests {
         assert_eq!(read(1, 30), [2, 3, 4]);
         assert_eq!(read(4, 1), [0u32; 0]);
         assert_eq!(read(u64::MAX, u32::MAX), [0u32; 0]);
+    }
+
+    #[test]
+    fn pages_that_nobody_knows_take_no_room() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let blocks = || {
+            use std::os::unix::fs::MetadataExt;
+            file.as_file().metadata().unwrap().blocks() * 512
+        };
+        let mut log = TokenLog {
+            words: MapFile::open(file.reopen().unwrap()).unwrap(),
+            dir: None,
+            live: Vec::new(),
+            holes: 0,
+        };
+        for seed in 0..100 {
+            log.append(&[seed; 1000]).unwrap();
+        }
+        let full = blocks();
+        assert!(full >= 400_000, "{full}");
+        for seed in (0..100).filter(|seed| seed % 10 != 3) {
+            log.release(seed * 1000, 1000);
+        }
+        assert!(blocks() < full / 4, "{} of {full}", blocks());
+        for seed in (3..100).step_by(10) {
+            let mut seen = Vec::new();
+            log.get(seed * 1000, 1000, &mut |run| seen.extend_from_slice(run));
+            assert_eq!(seen, [seed as u32; 1000]);
+        }
+        // What comes next is whole.
+        let at = log.append(&[7; 3000]).unwrap();
+        assert_eq!(at, 100_000);
+        let mut seen = Vec::new();
+        log.get(at, 3000, &mut |run| seen.extend_from_slice(run));
+        assert_eq!(seen, [7; 3000]);
     }
 }

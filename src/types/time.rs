@@ -1,7 +1,11 @@
 //! Points in time as plain numbers; `util::clock` says what time it is.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    time::{Duration, UNIX_EPOCH},
+};
 
+use humantime_serde::re::humantime::format_rfc3339_seconds;
 use serde::{Deserialize, Serialize};
 
 /// Unix time in milliseconds.
@@ -24,6 +28,15 @@ impl Millis {
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
+
+    /// As RFC 3339 in UTC, to the second: `2026-02-03T04:05:06Z`.
+    #[must_use]
+    pub fn rfc3339(self) -> String {
+        // The formatter refuses years past 9999.
+        let last = Duration::from_secs(253_402_300_799);
+        let time = UNIX_EPOCH.checked_add(Duration::from_millis(self.0).min(last));
+        format_rfc3339_seconds(time.unwrap_or(UNIX_EPOCH)).to_string()
+    }
 }
 
 impl fmt::Display for Millis {
@@ -42,5 +55,11 @@ mod tests {
         assert_eq!(Millis(5).after(Duration::MAX), Millis(u64::MAX));
         assert_eq!(Millis(5).since(Millis(9)), Duration::ZERO);
         assert_eq!(Millis(9).since(Millis(5)), Duration::from_millis(4));
+    }
+
+    #[test]
+    fn every_time_can_be_told() {
+        assert_eq!(Millis(1999).rfc3339(), "1970-01-01T00:00:01Z");
+        assert_eq!(Millis(u64::MAX).rfc3339(), "9999-12-31T23:59:59Z");
     }
 }

@@ -12,7 +12,7 @@ from typing import NamedTuple, Union
 
 from ._codec import Cursor, bool_, put_str, put_u32s, put_u64s, raw
 
-VERSION = 1
+VERSION = 2
 MAGIC = 0x3148434d52474e45
 HEADER_BYTES = 4096
 UP_CAPACITY = 16777216
@@ -80,6 +80,8 @@ class AbortReason(enum.IntEnum):
     SESSION_END = 6
     # The ring had no room in time.
     NO_ROOM = 7
+    # Another rank of the server gave it up.
+    OTHER_RANK = 8
 
 
 class CloseReason(enum.IntEnum):
@@ -116,6 +118,8 @@ class DeclineReason(enum.IntEnum):
     DISABLED = 6
     # A deeper state of the same request came first.
     SUPERSEDED = 7
+    # Another rank of the server did not offer it, or gave it up.
+    OTHER_RANK = 8
 
 
 class Finish(enum.IntEnum):
@@ -171,6 +175,8 @@ class Outcome(enum.IntEnum):
     DEVICE_AS_DEEP = 6
     # The worker shuts down or drops the daemon.
     SESSION_END = 7
+    # Another rank of the server gave it up.
+    OTHER_RANK = 8
 
 
 class Piece(enum.IntEnum):
@@ -212,6 +218,8 @@ class Status(enum.IntEnum):
     FAILED = 5
     # The weights changed meanwhile.
     STALE_EPOCH = 6
+    # Another rank of the server did not bring its shard.
+    OTHER_RANK = 7
 
 
 class Tier(enum.IntEnum):
@@ -1076,7 +1084,9 @@ _SAVED_0 = struct.Struct("<QI16s")
 
 
 class Saved(NamedTuple):
-    """The end of a save. With `ok` the snapshot is visible (in RAM; durable later)."""
+    """The end of a save. With `ok` the snapshot is visible (in RAM; durable later): the shards of
+    all ranks of the instance are in.
+    """
 
     # The save.
     save: int

@@ -93,6 +93,8 @@ def told(method: F) -> F:
 
     @functools.wraps(method)
     def guarded(self: EngramCache, *args: Any) -> None:
+        if self.shim is not None:
+            self.shim.poke()
         try:
             method(self, *args)
         except Exception:
@@ -173,7 +175,9 @@ class EngramCache(UnifiedRadixCache):
     def has_pending_cache_operations(self) -> bool:
         if self.shim is None:
             return False
-        self.shim.tick()
+        if self.shim.alone:
+            self.shim.tick()
+        # Several ranks tick together, where the scheduler's round begins.
         return self.shim.is_busy()
 
     def is_backuped(self, node_id: Any) -> bool:

@@ -49,6 +49,7 @@ def _resolve(target: str) -> Any:
     raise ImportError(target)
 
 
+_GROUPS = ("attn_tp_cache_group", "tp_cache_group")
 _MUST_BE_ONE = ("pp_size", "dcp_size", "nnodes", "attn_cp_size")
 _MUST_BE_OFF = {
     "enable_int8_mamba_checkpoint": "int8 checkpoints of states",
@@ -85,8 +86,8 @@ def refusals(ctx: Any) -> list[str]:
         why.append("pipeline parallelism")
     if getattr(params, "attn_cp_size", 1) > 1:
         why.append("context parallelism")
-    if ctx.tp_size > 1:
-        why.append("tensor parallelism")
+    if ctx.tp_size > 1 and all(getattr(params, name, None) is None for name in _GROUPS):
+        why.append("tensor parallelism without a group of the ranks")
     if getattr(params, "is_eagle", False):
         why.append("speculative decoding")
     if any(getattr(params, name, ()) for name in ("mtp_draft_device_pools", "sidecar_draft_device_pools")):

@@ -15,13 +15,14 @@ ends the tries: the daemon said so.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import _channel_layout as layout
@@ -32,9 +33,10 @@ from .settings import Settings
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 1000
+PROTOCOL = 1001
 _CALL_S = 10.0
-_LONGEST_RETRY_S = 30.0
+_LAST_CALL_S = 3.0
+LONGEST_RETRY_S = 30.0
 
 # Refusals that another try in a while may not meet again, whatever `retry_after_ms` says.
 _TRANSIENT = frozenset({9, 10, 11, 13})  # UNAUTHENTICATED, NOT_READY, TOO_MANY_WORKERS, SELF_TEST
@@ -51,6 +53,8 @@ class Beat:
     rows_total: int = 0
     running: int = 0
     waiting: int = 0
+    hooks: dict[str, dict[str, float]] = field(default_factory=dict)
+    """How long each hook took, see `timing`."""
 
 
 @dataclass
@@ -79,6 +83,22 @@ class Session:
         self.end.memory.close()
         if self._passed is not None:
             self._passed.close()
+
+
+def dial(settings: Settings) -> Any:
+    """A gRPC channel to the daemon, to be closed by who asked."""
+    import grpc
+
+    options = [("grpc.enable_http_proxy", 0), ("grpc.default_authority", "engram")]
+    return grpc.insecure_channel(settings.daemon, options=options)
+
+
+def token_of(settings: Settings) -> str:
+    """What the daemon wants to see over TCP. Raises OSError."""
+    if not settings.token_file:
+        return ""
+    with open(settings.token_file) as file:
+        return file.read().strip()
 
 
 class RefusedForGood(Exception):
@@ -114,6 +134,7 @@ class Link:
         """Starts trying."""
         self._thread = threading.Thread(target=self._run, name="engram-link", daemon=True)
         self._thread.start()
+        atexit.register(self._end)
 
     def take(self) -> Session | None:
         """A session that was not taken yet."""
@@ -124,12 +145,19 @@ class Link:
         """Ends it all; does not wait."""
         self._stop.set()
 
+    def _end(self) -> None:
+        """The interpreter goes away: no thread may be inside gRPC then."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(_LAST_CALL_S)
+
     # --- The thread ---
 
     def _run(self) -> None:
         try:
             self._try()
         finally:
+            atexit.unregister(self._end)
             spare, self._spare = self._spare, None
             if spare is not None:
                 spare.close()
@@ -141,14 +169,14 @@ class Link:
             began = time.monotonic()
             try:
                 after = self._attach_once()
-                pause = first if time.monotonic() - began > 5 * first else min(2 * pause, _LONGEST_RETRY_S)
+                pause = first if time.monotonic() - began > 5 * first else min(2 * pause, LONGEST_RETRY_S)
                 self._say("absent", after)
             except RefusedForGood as refused:
                 self._say("refused", str(refused))
                 return
             except Exception as error:  # whatever gRPC, the system or a hostile peer comes up with
                 self._say("absent", f"{type(error).__name__}: {error}")
-                pause = min(2 * pause, _LONGEST_RETRY_S)
+                pause = min(2 * pause, LONGEST_RETRY_S)
             self._stop.wait(pause)
         self._say("closed", "")
 
@@ -161,8 +189,6 @@ class Link:
 
     def _attach_once(self) -> str:
         """One session from its begin to its end. Answers why it ended."""
-        import grpc
-
         from ._pb.engram.v1 import engram_pb2 as pb
         from ._pb.engram.v1 import engram_pb2_grpc as pb_grpc
 
@@ -172,8 +198,7 @@ class Link:
         ring, self._spare = self._spare or self._new_ring(self._ring_bytes), None
         opened = False
         try:
-            options = [("grpc.enable_http_proxy", 0), ("grpc.default_authority", "engram")]
-            with grpc.insecure_channel(self._settings.daemon, options=options) as channel:
+            with dial(self._settings) as channel:
                 stub = pb_grpc.WorkerStub(channel)
                 weights = self.weights
                 if weights.digest is None:
@@ -220,16 +245,14 @@ class Link:
                 ipc_offset=ring.ipc_offset,
             )
         )
-        if self._settings.token_file:
-            with open(self._settings.token_file) as file:
-                request.token = file.read().strip()
+        request.token = token_of(self._settings)
         return request
 
     def _refused(self, refusal: Any) -> str:
         text = f"refused: {refusal.message} ({refusal.reason})"
         if refusal.retry_after_ms == 0 and refusal.reason not in _TRANSIENT:
             raise RefusedForGood(text)
-        self._stop.wait(min(refusal.retry_after_ms / 1000, _LONGEST_RETRY_S))
+        self._stop.wait(min(refusal.retry_after_ms / 1000, LONGEST_RETRY_S))
         return text
 
     def _bind(self, attached: Any, ring: Any, weights: Weights) -> Session:
@@ -291,6 +314,13 @@ class Link:
                         beat=pb.WorkerBeat(
                             ticks=b.ticks, slots_free=b.slots_free, slots_total=b.slots_total,
                             rows_free=b.rows_free, rows_total=b.rows_total, running=b.running, waiting=b.waiting,
+                            hooks=[
+                                pb.HookTime(
+                                    name=name, calls=int(row["calls"]), mean_ns=int(row["mean_us"] * 1000),
+                                    p99_ns=int(row["p99_us"] * 1000), max_ns=int(row["max_us"] * 1000),
+                                )
+                                for name, row in b.hooks.items()
+                            ],
                         )
                     )
                 )

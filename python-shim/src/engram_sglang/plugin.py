@@ -11,17 +11,20 @@ import importlib.metadata
 import logging
 import os
 import re
+import zlib
 from types import ModuleType
 from typing import Any
 
-from . import __version__, checks
+from . import __version__, checks, refused
+from . import ranks as ranks_module
 from .copier import HostCopier
 from .link import Link, Weights
 from .pools import PACKING, Pools, UnknownPool, describe
+from .ranks import Alone, Ranks
 from .ring import HostRing
 from .settings import Settings
 from .shim import Shim
-from .weights import config_digest, digest_of
+from .weights import config_digest, digest_of, joint
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +85,7 @@ def factory(ctx: Any) -> Any:
     """SGLang's way to ask for the cache. Falls back to SGLang's own."""
     from sglang.srt.mem_cache.registry import default_radix_cache_factory
 
-    settings = Settings.from_env()
+    settings, ranks = Settings.from_env(), ranks_module.of(ctx)
     if ctx.disable_radix_cache or not ctx.is_hybrid_ssm:
         why = ["the radix cache is off" if ctx.disable_radix_cache else "the model has no recurrent state"]
     elif ctx.is_hybrid_swa:
@@ -100,34 +103,69 @@ def factory(ctx: Any) -> Any:
             why = [str(error)]
         except Exception as error:
             why = [f"the pools cannot be described ({type(error).__name__}: {error})"]
-    if why or pools is None:
+    if not ranks.minimum([0 if why else 1])[0]:
+        # All ranks or none.
+        why = why or ["another rank of this server does not"]
+        _tell_why(settings, ctx, ranks, "; ".join(why))
         log.warning("engram: not attaching, with SGLang's own cache instead: %s", "; ".join(why))
         return default_radix_cache_factory(ctx)
+    assert pools is not None, "only what can be described has nothing against it"
     cache = adapter().build(ctx)
     try:
-        arm(cache, ctx, pools, settings)
-    except Exception:
+        arm(cache, ctx, pools, settings, ranks=ranks)
+    except Exception as error:
+        _tell_why(settings, ctx, ranks, f"{type(error).__name__}: {error}")
         cache.shim = None
         log.exception("engram: not attaching; the cache works as SGLang's own")
     return cache
 
 
-def arm(cache: Any, ctx: Any, pools: Pools, settings: Settings, copier: Any = None) -> Shim:
-    """Gives the cache its shim, and starts looking for a daemon."""
+def arm(cache: Any, ctx: Any, pools: Pools, settings: Settings, copier: Any = None, ranks: Ranks | None = None) -> Shim:
+    """Gives the cache its shim, and starts looking for a daemon. On all ranks or on none."""
+    ranks = ranks or Alone()
+    failure: Exception | None = None
+    digest, agreed = bytes(32), zlib.crc32(repr(settings).encode()).to_bytes(4, "big")
+    model = ctx.tp_worker.model_runner.model
+    new_ring: Any = HostRing
+    try:
+        tree, fixed = adapter().Tree(cache), _description(ctx, pools, model, ranks)
+        if copier is None:
+            copier, new_ring = _copies(cache, ctx, pools)
+        digest = digest_of(model)
+    except Exception as error:
+        failure = error
+    # Each rank gets here, whatever is wrong with it: the others wait.
+    cards = ranks.gather(bytes([failure is None]) + agreed + os.urandom(16) + digest)
+    if failure is not None:
+        raise failure
+    if not all(card[0] for card in cards):
+        raise RuntimeError("another rank of this server does not attach")
+    if len({card[1:5] for card in cards}) > 1:
+        raise RuntimeError("the ranks of this server have different settings")
+    fixed.instance = cards[0][5:21]
+    ring_bytes = max(settings.ring_bytes, 4 * pools.state_bytes, 2 * pools.kv_bytes(1024), 1 << 16)
+    link = Link(settings, lambda request: request.MergeFrom(fixed), ring_bytes, new_ring)
+    link.weights = Weights(1, joint([card[21:] for card in cards]))
+    shim = Shim(settings, tree, pools, copier, link, ranks=ranks)
+    shim.model = model
+    cache.shim = shim
+    _caches[:] = [cache]
+    link.start()
+    return shim
+
+
+def _description(ctx: Any, pools: Pools, model: Any, ranks: Ranks) -> Any:
+    """What an AttachRequest says of this worker, but for its instance and its weights."""
     from ._pb.engram.v1 import engram_pb2 as pb
 
-    chosen = adapter()
-    model = ctx.tp_worker.model_runner.model
     config = getattr(ctx.model_config, "hf_config", None) or {}
-    instance = os.urandom(16)
     names = getattr(config, "architectures", None) or [type(model).__name__]
-    fixed = pb.AttachRequest(
-        instance=instance,
-        shard=pb.Shard(attn_tp_size=max(1, ctx.tp_size), attn_tp_rank=ctx.tp_rank),
+    return pb.AttachRequest(
+        shard=pb.Shard(attn_tp_size=ranks.size, attn_tp_rank=ranks.rank),
         model=pb.ModelIdentity(
             architecture=str(names[0]),
             config_digest=config_digest(config),
-            display_name=str(getattr(ctx.server_args, "served_model_name", None) or getattr(ctx.server_args, "model_path", ""))[-200:],
+            display_name=_model_name(ctx),
             packing=PACKING,
         ),
         state=[
@@ -143,19 +181,18 @@ def arm(cache: Any, ctx: Any, pools: Pools, settings: Settings, copier: Any = No
         rows=pools.rows,
         versions={"sglang": importlib.metadata.version("sglang"), "engram-sglang": __version__},
     )
-    ring_bytes = max(settings.ring_bytes, 4 * pools.state_bytes, 2 * pools.kv_bytes(1024), 1 << 16)
-    new_ring: Any = HostRing
-    if copier is None:
-        copier, new_ring = _copies(cache, ctx, pools)
-    link = Link(settings, lambda request: request.MergeFrom(fixed), ring_bytes, new_ring)
-    link.weights = Weights(1, digest_of(model))
-    tree = chosen.Tree(cache)
-    shim = Shim(settings, tree, pools, copier, link)
-    shim.model = model
-    cache.shim = shim
-    _caches[:] = [cache]
-    link.start()
-    return shim
+
+
+def _model_name(ctx: Any) -> str:
+    args = ctx.server_args
+    return str(getattr(args, "served_model_name", None) or getattr(args, "model_path", ""))[-200:]
+
+
+def _tell_why(settings: Settings, ctx: Any, ranks: Ranks, why: str) -> None:
+    try:
+        refused.tell(settings, why, _model_name(ctx), ranks.size, ranks.rank)
+    except Exception:
+        log.exception("engram: the daemon is not told why")
 
 
 def _copies(cache: Any, ctx: Any, pools: Pools) -> tuple[Any, Any]:
@@ -200,7 +237,14 @@ def _weights_changed(result: Any, manager: Any, *args: Any, **kwargs: Any) -> No
     shim = _shim()
     if shim is None or getattr(manager, "_session", None) is not None:
         return
+    digest = bytes(32)
     try:
-        shim.weights_changed(digest_of(shim.model))
+        digest = digest_of(shim.model)
     except Exception:
         log.exception("engram: the new weights cannot be named; nothing is saved or restored until they are")
+    if shim.off:
+        return
+    # Each rank gets here: the others wait.
+    known = joint(shim.ranks.gather(digest))
+    if known is not None:
+        shim.weights_changed(known)

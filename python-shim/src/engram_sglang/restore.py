@@ -14,6 +14,10 @@ LOOKUP -> LEASED -> FILLING -> FILLED -> PLACED -> ENDED
   state is not locked: it is the last that eviction would choose, and so no slot is missing to anybody.
 - *ENDED*: over, however. The request is not held back any more.
 
+PLACED and ENDED can be felt in the tree and by the request: all ranks of a server go there in the same tick, and
+only from a snapshot of the same boundary. Before that, each says by its `ballot` how far it is. What goes wrong on
+one rank makes its restore *fail*: what it holds goes back at once, the request waits until all ranks know.
+
 Every end before PLACED is a plain prefill. This module knows nothing of SGLang.
 """
 
@@ -40,8 +44,8 @@ class RestoreState(enum.Enum):
 
 _STEPS = {
     RestoreState.LOOKUP: (RestoreState.LEASED, RestoreState.ENDED),
-    RestoreState.LEASED: (RestoreState.FILLING, RestoreState.ENDED),
-    RestoreState.FILLING: (RestoreState.FILLED, RestoreState.ENDED),
+    RestoreState.LEASED: (RestoreState.FILLING, RestoreState.LOOKUP, RestoreState.ENDED),
+    RestoreState.FILLING: (RestoreState.FILLED, RestoreState.LOOKUP, RestoreState.ENDED),
     RestoreState.FILLED: (RestoreState.PLACED, RestoreState.LOOKUP, RestoreState.ENDED),
     RestoreState.PLACED: (RestoreState.ENDED,),
     RestoreState.ENDED: (),
@@ -118,6 +122,17 @@ class Restore:
         self.placed_at = 0
         self.asked = False
         """The daemon was asked."""
+        self.failed: Outcome | None = None
+        """Why it came to nothing on this rank; it ends when all ranks know."""
+
+    @property
+    def ballot(self) -> tuple[int, int]:
+        """How far this rank is, and with which boundary, of a restore that is not placed."""
+        if self.failed is not None:
+            return 0, 0
+        if self.state is RestoreState.LOOKUP:
+            return 1, 0
+        return 3 if self.state is RestoreState.FILLED else 2, self.boundary
 
     @property
     def gate_open(self) -> bool:
@@ -148,7 +163,7 @@ class Restore:
             if piece.kind is kind and piece.index == index and piece.asked and not piece.filled:
                 piece.filled = True
                 if not ok:
-                    self.end(ports, Outcome.FILL_FAILED, now)
+                    self.fail(ports, Outcome.FILL_FAILED)
                 elif self.state is RestoreState.FILLING:
                     self.pump(ports, now)
                 return True
@@ -160,13 +175,13 @@ class Restore:
         """The request is being looked at for admission."""
         if self.considered is None:
             self.considered = now
-        if self.state is RestoreState.LEASED:
+        if self.state is RestoreState.LEASED and self.failed is None:
             self.step(RestoreState.FILLING, now)
             self.pump(ports, now)
 
     def pump(self, ports: Ports, now: float) -> None:
         """Does what can be done now, but for placing."""
-        if self.state is not RestoreState.FILLING:
+        if self.state is not RestoreState.FILLING or self.failed is not None:
             return
         if self.pieces[0].block < 0 and not self._take_room(ports):
             return
@@ -205,23 +220,33 @@ class Restore:
 
     def ask_again(self, ports: Ports, outcome: Outcome, attempt: int, now: float) -> None:
         """Gives the lease back and waits for the answer to another lookup."""
-        self._give_back(ports)
-        ports.release(self.lease, outcome, 0)
-        self.lease, self.attempt, self.asked = 0, attempt, False
+        self._let_go(ports, outcome, 0)
+        self.attempt, self.asked = attempt, False
         self.tries += 1
         self.step(RestoreState.LOOKUP, now)
 
+    def fail(self, ports: Ports, outcome: Outcome) -> None:
+        """Comes to nothing on this rank: all that it holds before PLACED goes back."""
+        if self.state in (RestoreState.PLACED, RestoreState.ENDED) or self.failed is not None:
+            return
+        self._let_go(ports, outcome, 0)
+        self.failed = outcome
+
     def end(self, ports: Ports, outcome: Outcome, now: float, reused: int = 0) -> None:
-        """Ends it, and the daemon hears how."""
+        """Ends it on all ranks, and the daemon hears how."""
         if self.state is RestoreState.ENDED:
             return
         if self.state is RestoreState.PLACED:
             ports.unhold(self)
+        self._let_go(ports, outcome, reused)
+        self.outcome, self.reused = outcome, reused
+        self.step(RestoreState.ENDED, now)
+
+    def _let_go(self, ports: Ports, outcome: Outcome, reused: int) -> None:
         self._give_back(ports)
         if self.lease:
             ports.release(self.lease, outcome, reused)
-        self.outcome, self.reused = outcome, reused
-        self.step(RestoreState.ENDED, now)
+        self.lease = 0
 
     def _give_back(self, ports: Ports) -> None:
         for piece in self.pieces:

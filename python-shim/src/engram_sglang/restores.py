@@ -39,8 +39,7 @@ class Restores(Saves):
         super()._left(session)
         for restore in list(self.restores):
             restore.lease = 0
-            if restore.state is not RestoreState.PLACED:
-                self._end(restore, Outcome.SESSION_END)
+            restore.fail(self, Outcome.SESSION_END)
         self._unfilled.clear()
 
     def _over(self, request: Request) -> None:
@@ -85,37 +84,21 @@ class Restores(Saves):
             self._pump_restore(restore)
 
     def _pump_restore(self, restore: Restore) -> None:
-        state, now, settings = restore.state, self.now, self.settings
-        if state is RestoreState.PLACED:
-            if restore.admitted:
-                # Admitted: it holds its own lock.
-                self._end(restore, Outcome.USED)
-            elif restore.hold is not None and self._held_too_long(restore):
-                self.unhold(restore)
-            return
-        if state is RestoreState.LOOKUP and (now - restore.since) * 1000 > settings.lookup_ms:
-            self._end(restore, Outcome.DEADLINE)
+        """What this rank can do by itself."""
+        now, settings = self.now, self.settings
+        if restore.failed is not None or restore.state is RestoreState.PLACED:
             return
         considered = restore.considered
-        if considered is not None and (now - considered) * 1000 > settings.restore_ms:
-            self._end(restore, Outcome.DEADLINE)
-            return
-        if self.session is None:
-            return
-        if state is RestoreState.LOOKUP:
+        if restore.state is RestoreState.LOOKUP and (now - restore.since) * 1000 > settings.lookup_ms:
+            restore.fail(self, Outcome.DEADLINE)
+        elif considered is not None and (now - considered) * 1000 > settings.restore_ms:
+            restore.fail(self, Outcome.DEADLINE)
+        elif self.session is None:
+            restore.fail(self, Outcome.SESSION_END)
+        elif restore.state is RestoreState.LOOKUP:
             self._ask(restore)
-            return
-        restore.pump(self, now)
-        if restore.state is RestoreState.FILLED:
-            place = restore.try_place(self, now)
-            if place is Place.LESS_KV:
-                self._ask_again(restore, restore.maximum)
-            elif place is Place.NO_ROOM and not self._placed() and self.tree.room(restore.request).idle:
-                # Nothing runs that could make room.
-                self._end(restore, Outcome.NO_DEVICE_ROOM)
-            elif place is Place.AS_DEEP and restore in self.restores:
-                self.restores.remove(restore)
-                self.counts["restore_device_as_deep"] += 1
+        else:
+            restore.pump(self, now)
 
     def _placed(self) -> int:
         """Restores whose requests are to be admitted next."""
@@ -127,22 +110,22 @@ class Restores(Saves):
             return True
         return self._ticks > restore.placed_at + 1 and self.tree.room(restore.request).idle
 
+    def _ask_anew(self, restore: Restore) -> None:
+        """The device lost KV meanwhile: another lookup. On all ranks in the same tick, as looking changes the tree."""
+        key = self.tree.key(restore.request, restore.maximum)
+        restore.device_boundary = self.tree.state_match(key)
+        restore.device_kv = self.tree.full_match(key)[0]
+        self._ask_again(restore, restore.maximum)
+
     def _ask_again(self, restore: Restore, maximum: int) -> None:
         """The plan does not hold any more: another lookup, a few times."""
         request = restore.request
-        if restore.tries >= _TRIES or maximum <= 0 or request.epoch != self.epoch:
-            self._end(restore, Outcome.FILL_FAILED)
+        if restore.tries >= _TRIES or maximum <= restore.device_boundary or request.epoch != self.epoch:
+            restore.fail(self, Outcome.FILL_FAILED)
             return
-        key = self.tree.key(request, maximum)
         request.attempt += 1
-        outcome = Outcome.ABORTED
         restore.maximum = maximum
-        restore.device_boundary = self.tree.state_match(key)
-        restore.device_kv = self.tree.full_match(key)[0]
-        restore.ask_again(self, outcome, request.attempt, self.now)
-        if restore.device_boundary >= maximum:
-            self._end(restore, outcome)
-            return
+        restore.ask_again(self, Outcome.ABORTED, request.attempt, self.now)
         self._ask(restore)
 
     def _find(self, number: int, attempt: int) -> Restore | None:
@@ -153,14 +136,14 @@ class Restores(Saves):
 
     def _on_lookup_result(self, message: LookupResult) -> None:
         restore = self._find(message.req, message.attempt)
-        if restore is None or restore.state is not RestoreState.LOOKUP:
+        if restore is None or restore.state is not RestoreState.LOOKUP or restore.failed is not None:
             if message.lease:
                 self.release(message.lease, Outcome.ABORTED, 0)
             return
         if not message.lease:
             reason = message.reason or Miss.NOTHING_STORED
             self.counts["miss_" + reason.name.lower()] += 1
-            self._end(restore, Outcome.ABORTED)
+            restore.fail(self, Outcome.ABORTED)
             return
         parts = message.parts
         pairs = list(zip(parts[0::2], parts[1::2]))
@@ -180,15 +163,13 @@ class Restores(Saves):
         self.counts["hits"] += 1
         if message.boundary % self.tree.page_size:
             # Saved by a server with other pages.
-            restore.step(RestoreState.FILLING, self.now)
-            restore.step(RestoreState.FILLED, self.now)
             self._ask_again(restore, (message.boundary - 1) // self.tree.page_size * self.tree.page_size)
             return
         total = self.pools.state_bytes + sum(sizes)
         session = self.session
         if session is not None and total > session.ring.space.size - (len(sizes) + 1) * 4096:
             self.counts["restore_larger_than_ring"] += 1
-            self._end(restore, Outcome.NO_DEVICE_ROOM)
+            restore.fail(self, Outcome.NO_DEVICE_ROOM)
             return
         if restore.considered is not None:
             restore.consider(self, self.now)
@@ -198,9 +179,6 @@ class Restores(Saves):
             if restore.lease == message.lease and restore.filled(
                 message.piece, message.index, message.status == Status.OK, self, self.now
             ):
-                if restore.state is RestoreState.ENDED:
-                    self.restores.remove(restore)
-                    self.counts["restore_fill_failed"] += 1
                 return
         block = self._unfilled.pop((message.lease, message.piece, message.index), None)
         if block is not None and self.session is not None:
@@ -208,8 +186,8 @@ class Restores(Saves):
 
     def _on_revoke(self, message: Revoke) -> None:
         for restore in list(self.restores):
-            if restore.lease == message.lease and restore.state is not RestoreState.PLACED:
-                self._end(restore, Outcome.FILL_FAILED)
+            if restore.lease == message.lease:
+                restore.fail(self, Outcome.FILL_FAILED)
 
     # === Ports =====================================================================================
 

@@ -13,6 +13,10 @@ OFFERED -> GATHERING -> DRAINING -> SETTLING -> ENDED
 - *SETTLING*: all are out. The daemon makes the snapshot visible.
 - *ENDED*: over, however.
 
+The steps OFFERED -> GATHERING and GATHERING -> DRAINING, and the end, can be felt in the tree: all ranks of a
+server take them in the same tick (`start`, `let_go`, `end`). Before that, each says by its `ballot` how far it is.
+What goes wrong on one rank makes its save *fail*: its room in the ring goes back at once, its lock with the end.
+
 A save may end in every state. What it holds goes back then, but room in the ring that a copy of either
 side may still use is only given back when that copy is over: see `Ports.retire` and `Ports.lend`.
 
@@ -22,6 +26,7 @@ This module knows nothing of SGLang: what it does to the world goes through `Por
 from __future__ import annotations
 
 import enum
+import zlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -124,6 +129,37 @@ class Save:
         self.since = now
         self.told = False
         """The daemon heard of it."""
+        self.want: tuple[bool, Sequence[int], Sequence[int]] | None = None
+        """What the daemon lacks, once it said so."""
+        self.gathered = False
+        """All its KV is in the ring."""
+        self.saved = False
+        """The daemon has it."""
+        self.stored = False
+        """The daemon had it before."""
+        self.failure: str | None = None
+        """Why it came to nothing on this rank."""
+
+    @property
+    def failed(self) -> bool:
+        """It came to nothing on this rank, and ends when all ranks know."""
+        return self.failure is not None
+
+    @property
+    def ballot(self) -> tuple[int, int]:
+        """How far this rank is, and what it was asked for: the numbers of all ranks must be equal."""
+        if self.failed:
+            return 0, int(self.stored)
+        if self.want is None:
+            return 1, 0
+        what = zlib.crc32(repr((self.want[0], list(self.want[1]))).encode())
+        if self.saved:
+            return 6, what
+        if self.state is SaveState.OFFERED:
+            return 2, what
+        if self.state is SaveState.GATHERING:
+            return 4 if self.gathered else 3, what
+        return 5, what
 
     def step(self, to: SaveState, now: float) -> None:
         """The only way from state to state."""
@@ -133,20 +169,10 @@ class Save:
 
     # --- What the daemon said ---
 
-    def wanted(self, need_state: bool, parts: Sequence[int], sizes: Sequence[int], ports: Ports, now: float) -> None:
+    def wanted(self, need_state: bool, parts: Sequence[int], sizes: Sequence[int], now: float) -> None:
         """The daemon's Want: `parts` are pairs of tokens, `sizes` the bytes of each."""
-        if self.state is not SaveState.OFFERED or len(self.pieces) != 1:
-            return
-        if not need_state:
-            state = self.pieces.pop()
-            self._give_back(state, ports)
-        for index, size in enumerate(sizes):
-            self.pieces.append(PieceOfSave(Kind.KV, index, parts[2 * index], parts[2 * index + 1], size))
-        if sizes and not ports.lock_kv(self):
-            self.end(ports, AbortReason.EVICTED, now)
-            return
-        self.step(SaveState.GATHERING if sizes else SaveState.DRAINING, now)
-        self.pump(ports, now)
+        if self.state is SaveState.OFFERED and self.want is None and not self.failed:
+            self.want, self.active = (need_state, parts, sizes), now
 
     def drained(self, kind: Kind, index: int, ok: bool, ports: Ports, now: float) -> bool:
         """The daemon's Drained. False if it is none of this save's."""
@@ -156,17 +182,41 @@ class Save:
                 ports.give_room(piece.block)
                 self.active = now
                 if not ok and self.state is not SaveState.ENDED:
-                    self.end(ports, None, now)
+                    self.fail(ports, None, "drain_failed", now)
                 else:
                     self.pump(ports, now)
                 return True
         return False
 
+    # --- What all ranks do in the same tick ---
+
+    def start(self, ports: Ports, now: float) -> None:
+        """Locks the KV that is wanted, and begins to gather it."""
+        if self.state is not SaveState.OFFERED or self.want is None or self.failed:
+            return
+        need_state, parts, sizes = self.want
+        if not need_state:
+            self._give_back(self.pieces.pop(), ports)
+        for index, size in enumerate(sizes):
+            self.pieces.append(PieceOfSave(Kind.KV, index, parts[2 * index], parts[2 * index + 1], size))
+        if sizes and not ports.lock_kv(self):
+            self.fail(ports, AbortReason.EVICTED, "evicted", now)
+            return
+        self.step(SaveState.GATHERING if sizes else SaveState.DRAINING, now)
+        self.pump(ports, now)
+
+    def let_go(self, ports: Ports, now: float) -> None:
+        """Ends the lock: all is gathered."""
+        if self.state is SaveState.GATHERING:
+            ports.unlock_kv(self)
+            self.step(SaveState.DRAINING, now)
+            self.pump(ports, now)
+
     # --- Work ---
 
     def pump(self, ports: Ports, now: float) -> None:
         """Does what can be done now."""
-        if self.state not in (SaveState.GATHERING, SaveState.DRAINING):
+        if self.failed or self.state not in (SaveState.GATHERING, SaveState.DRAINING):
             return
         self._gather(ports, now)
         held = False
@@ -181,9 +231,7 @@ class Save:
                     self.active = now
                 elif piece.kind is Kind.KV:
                     held = True
-        if self.state is SaveState.GATHERING and not held:
-            ports.unlock_kv(self)
-            self.step(SaveState.DRAINING, now)
+        self.gathered = not held
         if self.state is SaveState.DRAINING and all(piece.phase is Phase.DONE for piece in self.pieces):
             self.step(SaveState.SETTLING, now)
 
@@ -205,16 +253,24 @@ class Save:
                 piece.phase, piece.event = Phase.COPYING, event
             self.active = now
 
-    def end(self, ports: Ports, reason: AbortReason | None, now: float) -> None:
-        """Ends it; with a `reason` it is this side that gives it up, and the daemon hears of that."""
-        if self.state is SaveState.ENDED:
+    def fail(self, ports: Ports, reason: AbortReason | None, why: str, now: float) -> None:
+        """Comes to nothing on this rank; with a `reason` it is this side that gives it up, and the daemon hears of
+        that. All but its lock goes back."""
+        if self.state is SaveState.ENDED or self.failed:
             return
-        if self.state is SaveState.GATHERING:
-            ports.unlock_kv(self)
         for piece in self.pieces:
             self._give_back(piece, ports)
         if reason is not None and self.told:
             ports.abort(self.number, reason)
+        self.failure = why
+
+    def end(self, ports: Ports, reason: AbortReason | None, now: float) -> None:
+        """Ends it on all ranks; as for `fail`, unless it failed before."""
+        if self.state is SaveState.ENDED:
+            return
+        self.fail(ports, reason, "", now)
+        if self.state is SaveState.GATHERING:
+            ports.unlock_kv(self)
         self.step(SaveState.ENDED, now)
 
     def _give_back(self, piece: PieceOfSave, ports: Ports) -> None:

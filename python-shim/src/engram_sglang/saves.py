@@ -5,7 +5,6 @@ The machine of one save is `save`; here is what decides when it moves, and what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from . import channel
@@ -16,6 +15,7 @@ from .link import Session
 from .pools import Run
 from .requests import Request, Requests
 from .save import PieceOfSave, Phase, Save, SaveState
+from .seam import Names
 
 _SAVES = 256
 _KNOWN = 1 << 16
@@ -27,7 +27,9 @@ class Saves(Requests):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.saves: dict[int, Save] = {}
-        self.on_saved: Callable[[Save, Status], None] | None = None
+        self.stale_tree = False
+        """The tree may hold what older weights computed."""
+        self._save_ports = _SavePorts(self)
         self._save_numbers = 0
         self._known: dict[int, None] = {}
         self._lent: dict[tuple[int, Kind, int], int] = {}
@@ -42,18 +44,31 @@ class Saves(Requests):
         super()._left(session)
         for save in list(self.saves.values()):
             save.told = False
-            save.end(self, None, self.now)
-            self._end_save(save, "session_end")
+            save.fail(self, None, "session_end", self.now)
         self._lent.clear()
-        # The next daemon may know nothing.
-        self._known.clear()
 
     def _reopen(self, request: Request) -> None:
         """Begins it anew: other tokens, or other weights. The daemon drops what it had of it."""
         self._drop_saves(request, AbortReason.SUPERSEDED)
         request.opened, request.epoch = None, self.epoch
 
-    def _offer(self, session: Session, request: Request, tokens: Any, boundary: int, node: int, branch: bool) -> None:
+    def _state(self, req: Any, names: Names, tokens: Any, boundary: int, node: int, branch: bool) -> None:
+        """A state is in the tree. All that decides whether a save begins is the same on all ranks."""
+        if not self.joined or not self.settings.save or not names.saved:
+            return
+        if self.stale_tree:
+            self.counts["save_dropped_stale_tree"] += 1
+            return
+        if node in self._known:
+            return
+        request = self.requests.get(names.rid)
+        if request is None or request.req is not req:
+            if request is not None:
+                self._close(request, None)
+            request = self._add(names, req)
+        if request.epoch != self.epoch:
+            self.counts["save_dropped_stale_epoch"] += 1
+            return
         slot = self.tree.slot(node)
         if slot is None:
             return
@@ -63,22 +78,29 @@ class Saves(Requests):
         for older in [s for s in self.saves.values() if s.request is request]:
             if older.boundary == boundary:
                 return
-            if older.boundary < boundary and older.untouched and not older.branch:
+            if older.boundary < boundary and older.state is SaveState.OFFERED and not older.branch:
                 older.end(self, AbortReason.SUPERSEDED, self.now)
                 self._end_save(older, "superseded")
-        block = self.take_room_for_save(self.pools.state_bytes)
-        if block is None:
-            self.counts["save_dropped_ring_full"] += 1
-            return
-        piece = PieceOfSave(Kind.STATE, 0, boundary, boundary, self.pools.state_bytes)
-        piece.block, piece.phase = block, Phase.COPYING
-        pools, ring = self.pools, session.ring.bytes
-        piece.event = self.copier.submit(lambda: pools.save_state(slot, ring, block), before_next=True)
         self._save_numbers += 1
+        piece = PieceOfSave(Kind.STATE, 0, boundary, boundary, self.pools.state_bytes)
         save = Save(self._save_numbers, request, boundary, node, branch, piece, self.now)
         save.tokens = tokens
         self.saves[save.number] = save
         request.saves += 1
+        self._offer(save, piece, slot)
+
+    def _offer(self, save: Save, piece: PieceOfSave, slot: Any) -> None:
+        """Copies the state into the ring and tells the daemon, as far as this rank can."""
+        session = self.session
+        block = self.take_room_for_save(piece.bytes)
+        if session is None or block is None:
+            if session is not None:
+                self.counts["save_dropped_ring_full"] += 1
+            save.fail(self, None, "session_end" if session is None else "ring_full", self.now)
+            return
+        piece.block, piece.phase = block, Phase.COPYING
+        pools, ring = self.pools, session.ring.bytes
+        piece.event = self.copier.submit(lambda: pools.save_state(slot, ring, block), before_next=True)
         self.counts["offers"] += 1
         self._tell_offer(save)
         self._ring()
@@ -90,6 +112,8 @@ class Saves(Requests):
             if other.request is request and other.branch and other.number < save.number and other.untouched:
                 return
         if not self._tell_tokens(request, save.tokens, save.boundary):
+            return
+        if save.failed:
             return
         save.told = self._push(Offer(save.number, request.number, request.attempt, save.boundary, request.epoch))
         if save.told:
@@ -115,17 +139,17 @@ class Saves(Requests):
 
     def _pump_saves(self) -> None:
         for save in list(self.saves.values()):
+            if save.failed:
+                continue
             if not save.told:
                 self._tell_offer(save)
-            save.pump(_SavePorts(self), self.now)
-            waited = (self.now - save.active) * 1000
-            limit = self.settings.save_ms
-            if save.state is SaveState.GATHERING and (self.now - save.since) * 1000 > self.settings.gather_ms:
-                save.end(self, AbortReason.NO_ROOM, self.now)
-            elif waited > limit:
-                save.end(self, AbortReason.DEADLINE, self.now)
-            if save.state is SaveState.ENDED:
-                self._end_save(save, "late")
+            save.pump(self._save_ports, self.now)
+            waited, gathering = self.now - save.active, self.now - save.since
+            late = save.state is SaveState.GATHERING and not save.gathered and gathering * 1000 > self.settings.gather_ms
+            if late:
+                save.fail(self, AbortReason.NO_ROOM, "late", self.now)
+            elif waited * 1000 > self.settings.save_ms:
+                save.fail(self, AbortReason.DEADLINE, "late", self.now)
 
     def _on_want(self, message: Want) -> None:
         save = self.saves.get(message.save)
@@ -136,29 +160,21 @@ class Saves(Requests):
         if len(parts) % 2 or any(not 0 <= a < b <= save.boundary for a, b in pairs):
             raise channel.Broken("a Want beyond the state's boundary")
         sizes = [self.pools.kv_bytes(b - a) for a, b in pairs]
-        save.wanted(message.need_state, parts, sizes, _SavePorts(self), self.now)
-        if save.state is SaveState.ENDED:
-            self._end_save(save, "evicted")
+        save.wanted(message.need_state, parts, sizes, self.now)
 
     def _on_decline(self, message: Decline) -> None:
         save = self.saves.get(message.save)
-        if save is None:
-            return
-        if message.reason is DeclineReason.ALREADY_STORED:
-            self._know(save.node)
-        save.end(self, None, self.now)
-        self._end_save(save, message.reason.name.lower())
+        if save is not None:
+            save.stored = message.reason is DeclineReason.ALREADY_STORED
+            save.fail(self, None, message.reason.name.lower(), self.now)
 
     def _on_drained(self, message: Drained) -> None:
         save = self.saves.get(message.save)
-        key = (message.save, message.piece, message.index)
         if save is not None and save.drained(
-            message.piece, message.index, message.status == Status.OK, _SavePorts(self), self.now
+            message.piece, message.index, message.status == Status.OK, self._save_ports, self.now
         ):
-            if save.state is SaveState.ENDED:
-                self._end_save(save, "drain_failed")
             return
-        block = self._lent.pop(key, None)
+        block = self._lent.pop((message.save, message.piece, message.index), None)
         if block is not None and self.session is not None:
             self.session.ring.space.give(block)
 
@@ -167,11 +183,9 @@ class Saves(Requests):
         if save is None:
             return
         if message.status == Status.OK:
-            self._know(save.node)
-        if self.on_saved is not None:
-            self.on_saved(save, message.status)
-        save.end(self, None, self.now)
-        self._end_save(save, "ok" if message.status == Status.OK else message.status.name.lower())
+            save.saved, save.active = True, self.now
+        else:
+            save.fail(self, None, message.status.name.lower(), self.now)
 
     def _know(self, node: int) -> None:
         """The state of this node is at the daemon: no need to offer it again."""

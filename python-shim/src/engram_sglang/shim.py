@@ -27,8 +27,8 @@ stays; after three, the shim is off for good and the server goes on as if it wer
 
 # Layers
 The modules know nothing of SGLang's classes: what they need of them is `seam.Tree`, which each adapter has.
-`talk` is the session, `requests` what the daemon is told of requests, `saves` and `restores` move the machines;
-here is what SGLang calls.
+`talk` is the session, `requests` what the daemon is told of requests, `saves` and `restores` what one rank does for
+the machines, `lockstep` what all ranks decide together; here is what SGLang calls.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from typing import Any, TypeVar
 
 from ._channel_layout import AbortReason, CloseReason, Epoch, Outcome
 from .link import Weights
+from .lockstep import Lockstep
 from .requests import TOKENS_AT_ONCE
 from .restore import Restore, RestoreState
-from .restores import Restores
 from .save import SaveState
 from .talk import NO_DIGEST
 from .timing import Times
@@ -56,14 +56,16 @@ _FAULTS = 3
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def hook(name: str, default: Any = None) -> Callable[[F], F]:
-    """A method that SGLang calls: timed, and never raising."""
+def hook(name: str, default: Any = None, *, begins: bool = False) -> Callable[[F], F]:
+    """A method that SGLang calls: timed, and never raising. `begins`: it may begin a save or a restore."""
 
     def wrap(method: F) -> F:
         @functools.wraps(method)
         def guarded(self: Shim, *args: Any, **kwargs: Any) -> Any:
             if self.off:
                 return default
+            if begins:
+                self.poke()
             began = time.perf_counter_ns()
             try:
                 return method(self, *args, **kwargs)
@@ -78,45 +80,80 @@ def hook(name: str, default: Any = None) -> Callable[[F], F]:
     return wrap
 
 
-class Shim(Restores):
+class Shim(Lockstep):
     """See the module."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.off = False
-        self.stale_tree = False
         self.times = Times()
         self.generation = 0
         self._faults = 0
         self.model: Any = None
         """What the weights' digest is taken of."""
 
-    @hook("tick")
     def tick(self) -> None:
-        """Once in each iteration of the scheduler, before it decides anything."""
+        """Once in each iteration of the scheduler, on all ranks, before it decides anything.
+
+        Whatever fails in it, a reduction that is due is entered: the other ranks are in it, too.
+        """
+        if self.off:
+            return
+        began = time.perf_counter_ns()
         self._ticks += 1
+        self._guarded(self._listen)
+        if self._is_due():
+            numbers = self._guarded(self._ballot) or self._blank()
+            agreed = self._together(numbers)
+            if agreed is None:
+                return
+            self._guarded(self._act, agreed)
+        self._guarded(self._speak)
+        self.times.add("tick", time.perf_counter_ns() - began)
+
+    def _guarded(self, work: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return work(*args)
+        except Exception:
+            self._fault("tick")
+            return None
+
+    def _listen(self) -> None:
         self.now = self._clock()
         self._token_budget = TOKENS_AT_ONCE
         if self.session is None:
             self._adopt()
         session = self.session
-        if session is not None:
-            if not self._is_alive(session):
-                return
+        if session is not None and self._is_alive(session):
             self._hear(session)
         if self.session is not None:
             self._flush()
             self._pump_saves()
+        if self.restores:
             self._pump_restores()
-            self._ring()
-        elif self.restores:
-            self._pump_restores()
+
+    def _together(self, numbers: list[int]) -> list[int] | None:
+        """The smallest of all ranks at each place; None: the others cannot be reached, and SGLang will not go on."""
+        began = time.perf_counter_ns()
+        try:
+            return self.ranks.minimum(numbers)
+        except Exception:
+            log.exception("engram: off: the other ranks of this server are gone")
+            self.shutdown()
+            return None
+        finally:
+            if not self.alone:
+                self.times.add("reduction", time.perf_counter_ns() - began)
+
+    def _speak(self) -> None:
+        self._ring()
         self._collect()
         if self._ticks % 64 == 1:
-            self.link.beat = self.tree.load()
-            self.link.beat.ticks = self._ticks
+            beat = self.tree.load()
+            beat.ticks, beat.hooks = self._ticks, self.times.snapshot()
+            self.link.beat = beat
 
-    @hook("enqueue")
+    @hook("enqueue", begins=True)
     def enqueue(self, req: Any, names: Names, tokens: Any, maximum: int, device_boundary: int, device_kv: int) -> None:
         """A request is put into the waiting queue, for the first time or again.
 
@@ -137,7 +174,7 @@ class Shim(Restores):
                 # Its KV is computed anew, by the weights of now.
                 self._reopen(request)
         request.tokens = tokens
-        if not names.saved or self.session is None or not self.settings.restore or self.stale_tree:
+        if not names.saved or not self.joined or not self.settings.restore or self.stale_tree:
             return
         page = self.tree.page_size
         maximum = min(maximum, len(tokens)) // page * page
@@ -147,6 +184,9 @@ class Shim(Restores):
         request.restore = restore
         self.restores.append(restore)
         self.counts["lookups"] += 1
+        if self.session is None:
+            restore.fail(self, Outcome.SESSION_END)
+            return
         self._ask(restore)
         self._ring()
 
@@ -176,27 +216,11 @@ class Shim(Restores):
             restore.reused = max(0, min(prefix, restore.boundary) - restore.device_boundary)
             restore.admitted = True
 
-    @hook("inserted")
+    @hook("inserted", begins=True)
     def inserted(self, req: Any, names: Names, tokens: Any, boundary: int, node: int, branch: bool) -> None:
         """A state at `boundary` of the request's tokens is in the tree, at `node`."""
-        session = self.session
-        if session is None or not self.settings.save or not names.saved:
-            return
-        if self.stale_tree:
-            self.counts["save_dropped_stale_tree"] += 1
-            return
-        if node in self._known:
-            return
         self.now = self._clock()
-        request = self.requests.get(names.rid)
-        if request is None or request.req is not req:
-            if request is not None:
-                self._close(request, None)
-            request = self._add(names, req)
-        if request.epoch != self.epoch:
-            self.counts["save_dropped_stale_epoch"] += 1
-            return
-        self._offer(session, request, tokens, boundary, node, branch)
+        self._state(req, names, tokens, boundary, node, branch)
 
     @hook("finished")
     def finished(self, req: Any, rid: str, tokens: Any, ending: Ending) -> None:
@@ -261,6 +285,7 @@ class Shim(Restores):
     def shutdown(self) -> None:
         """The server ends."""
         self._leave(CloseReason.SHUTDOWN)
+        self._end_all("shutdown")
         self.link.stop()
         self.off = True
 
@@ -274,9 +299,18 @@ class Shim(Restores):
             log.exception("engram: fault while leaving the daemon")
             self.session = None
             self._faults = _FAULTS
-        for restore in self.restores:
-            if not restore.gate_open:
-                restore.state = RestoreState.ENDED
-        if self._faults >= _FAULTS:
+            # Their room in the ring went with the session.
+            for save in self.saves.values():
+                save.failure = save.failure or "fault"
+            for restore in self.restores:
+                restore.failed = restore.failed or Outcome.SESSION_END
+        if self._faults < _FAULTS:
+            return
+        self.gives_up = True
+        if self.alone:
             log.error("engram: off after %d faults; the server goes on without it", self._faults)
             self.off = True
+            try:
+                self._end_all("off")
+            except Exception:
+                log.exception("engram: fault while ending")

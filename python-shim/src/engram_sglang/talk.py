@@ -46,6 +46,8 @@ class Talk:
         self.now = clock()
         self.epoch = link.weights.epoch
         self.session: Session | None = None
+        self.joined = False
+        """All ranks of the server have a session: machines may begin. See `lockstep`."""
         self.outbox: deque[Callable[[], bool]] = deque()
         self.counts: Counter[str] = Counter()
         self._handlers: dict[type, Callable[[Any], None]] = {}

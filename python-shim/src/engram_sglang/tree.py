@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from .cache import EngramCache
@@ -51,6 +51,9 @@ class CacheTree:
     def _computed(self, req: Any) -> int:
         """How many tokens of a request in chunks have KV."""
         raise NotImplementedError
+
+    def state_node(self, key: Any) -> int:
+        return self.cache.match_prefix(MatchPrefixParams(key=key)).last_device_node  # type: ignore[no-any-return]
 
     # --- Locks ---
 

@@ -34,6 +34,13 @@ def digest_of(model: Any) -> bytes:
     return description.digest()
 
 
+def joint(digests: list[bytes]) -> bytes | None:
+    """The digest of a server from those of its ranks, whose weights are parts of one model. None: one is not known."""
+    if any(digest == bytes(32) for digest in digests):
+        return None
+    return digests[0] if len(digests) == 1 else hashlib.sha256(b"engram-ranks-1" + b"".join(digests)).digest()
+
+
 def _joined(samples: list[Any]) -> list[Any]:
     """One tensor for each device."""
     import torch

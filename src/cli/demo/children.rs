@@ -6,7 +6,7 @@
 //! process does, however that ends: its standard input is a pipe that only we hold.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -20,12 +20,6 @@ use crate::cli::Client;
 const START: Duration = Duration::from_secs(60);
 /// How often is looked.
 const POLL: Duration = Duration::from_millis(20);
-/// Lines of a log that are shown after a failure.
-const LOG_TAIL: usize = 30;
-
-/// A temporary folder, removed on drop.
-#[derive(Debug)]
-pub struct Folder(PathBuf);
 
 /// A running process.
 #[derive(Debug)]
@@ -52,68 +46,6 @@ pub struct Engine {
     child: Option<Child>,
     client: Option<Client>,
     url: String,
-}
-
-// === impl Folder ===
-
-impl Folder {
-    /// Makes one that only this user can enter.
-    pub fn new() -> anyhow::Result<Folder> {
-        use std::os::unix::fs::DirBuilderExt as _;
-
-        let name = format!("engram-demo-{}", uuid::Uuid::new_v4().simple());
-        let path = std::env::temp_dir().join(name);
-        std::fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .with_context(|| format!("making {}", path.display()))?;
-        Ok(Folder(path))
-    }
-
-    /// Its path.
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
-    /// The last lines of every log in it.
-    pub fn logs(&self) -> String {
-        let mut text = String::new();
-        let Ok(entries) = std::fs::read_dir(&self.0) else {
-            return text;
-        };
-        let mut logs: Vec<PathBuf> = entries
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| path.extension().is_some_and(|extension| extension == "log"))
-            .collect();
-        logs.sort();
-        for path in logs {
-            let log = std::fs::read(&path).unwrap_or_default();
-            let log = String::from_utf8_lossy(&log);
-            let lines: Vec<&str> = log.lines().collect();
-            let from = lines.len().saturating_sub(LOG_TAIL);
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            text.push_str(&format!("--- {name}\n"));
-            for line in lines.iter().skip(from) {
-                text.push_str(line);
-                text.push('\n');
-            }
-        }
-        text
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // A child that was just killed may still make a file for a moment.
-        for _ in 0..50 {
-            match std::fs::remove_dir_all(&self.0) {
-                Ok(()) => return,
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
-                Err(_) => std::thread::sleep(POLL),
-            }
-        }
-        eprintln!("engram: {} is left behind", self.0.display());
-    }
 }
 
 // === impl Child ===
@@ -148,6 +80,11 @@ impl Child {
     /// SIGKILL, and waits until it is gone.
     async fn kill(mut self) -> anyhow::Result<()> {
         self.process.kill().await.context("killing a child")
+    }
+
+    /// Waits until it ends by itself.
+    async fn ended(&mut self) -> std::io::Result<ExitStatus> {
+        self.process.wait().await
     }
 
     /// Waits for the file in which it says where it listens.
@@ -231,6 +168,12 @@ impl Daemon {
         &self.url
     }
 
+    /// Waits until it ends by itself. Cancel safe.
+    pub async fn ended(&mut self) -> anyhow::Result<ExitStatus> {
+        let child = self.child.as_mut().context("the daemon does not run")?;
+        Ok(child.ended().await?)
+    }
+
     /// The socket on which engines attach.
     pub fn socket(&self) -> PathBuf {
         self.folder.join("grpc.sock")
@@ -278,6 +221,12 @@ impl Engine {
         self.client = Some(client);
         self.child = Some(child);
         Ok(())
+    }
+
+    /// Waits until it ends by itself. Cancel safe.
+    pub async fn ended(&mut self) -> anyhow::Result<ExitStatus> {
+        let child = self.child.as_mut().context("the engine does not run")?;
+        Ok(child.ended().await?)
     }
 
     /// SIGKILL.
@@ -377,16 +326,5 @@ mod tests {
         let text = daemon_config(Path::new("/tmp/x")).unwrap();
         let config: crate::config::Config = toml::from_str(&text).unwrap();
         config.validate().unwrap();
-    }
-
-    #[test]
-    fn a_folder_goes_with_all_that_is_in_it() {
-        let folder = Folder::new().unwrap();
-        let path = folder.path().to_owned();
-        std::fs::write(path.join("x.log"), "a\nb\n").unwrap();
-        std::fs::create_dir(path.join("data")).unwrap();
-        assert_eq!(folder.logs(), "--- x.log\na\nb\n");
-        drop(folder);
-        assert!(!path.exists());
     }
 }

@@ -14,6 +14,7 @@
 //! failed.
 
 mod children;
+mod folder;
 mod plan;
 mod play;
 mod progress;
@@ -24,10 +25,12 @@ use std::process::ExitCode;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-use children::Folder;
+use folder::Folder;
 use plan::{Line, Plan, TURNS_MAX, TURNS_MIN};
 use play::Stage;
 use progress::Progress;
+
+use super::why::why;
 
 /// See it work: a conversation that survives the death of its engine and of the daemon.
 ///
@@ -76,7 +79,7 @@ pub fn run(args: Args) -> ExitCode {
         })
     });
     outcome.unwrap_or_else(|error| {
-        eprintln!("engram: the demo failed: {error:#}");
+        eprintln!("engram: the demo failed: {}", why(&error));
         ExitCode::FAILURE
     })
 }
@@ -94,7 +97,7 @@ async fn demo(Args { turns, json, keep }: Args, verdict: &Cell<u8>) -> anyhow::R
     };
     let played: anyhow::Result<_> = played.await;
     progress.end_line();
-    let (stage, report) = match played {
+    let (mut stage, report) = match played {
         Ok(played) => played,
         Err(error) => {
             eprint!("{}", folder.logs());
@@ -112,26 +115,31 @@ async fn demo(Args { turns, json, keep }: Args, verdict: &Cell<u8>) -> anyhow::R
     }
     verdict.set(u8::from(!report.ok));
     if keep {
-        eprint!("{}", how_to_try(&stage));
-        std::future::pending::<()>().await;
+        eprint!("{}", how_to_try(&stage)?);
+        let (who, status) = stage.first_to_end().await?;
+        eprint!("{}", folder.logs());
+        verdict.set(1);
+        anyhow::bail!("{who} ended: {status}");
     }
     Ok(())
 }
 
 /// What to type while daemon and engine run.
-fn how_to_try(stage: &Stage) -> String {
+fn how_to_try(stage: &Stage) -> anyhow::Result<String> {
+    let binary = std::env::current_exe()?;
+    let engram = quoted(&binary.display().to_string());
     let daemon = stage.daemon.url();
     let engine = stage.engine.url();
     let session = Line::Main.session();
-    format!(
+    Ok(format!(
         "
 The daemon and the engine run until Ctrl-C. Try:
 
   export ENGRAM_URL={daemon}
-  engram ls
-  engram ls {session}
-  engram save {session} --branch mine
-  engram restore {session} --turn 20
+  {engram} ls
+  {engram} ls {session}
+  {engram} save {session} --branch mine
+  {engram} restore {session} --turn 20
   curl -s {daemon}/v1/tiers
   curl -s {daemon}/metrics
   curl -s {daemon}/get_snapshot_info -H 'Content-Type: application/json' \\
@@ -140,5 +148,25 @@ The daemon and the engine run until Ctrl-C. Try:
       -d '{{\"input_ids\": [1, 2, 3], \"sampling_params\": {{\"max_new_tokens\": 8}}}}'
 
 "
-    )
+    ))
+}
+
+/// A word that a shell takes as it is.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+".contains(c);
+    match word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_safe_to_paste() {
+        assert_eq!(quoted("/opt/a-b/engram"), "/opt/a-b/engram");
+        assert_eq!(quoted("/it's mine"), "'/it'\\''s mine'");
+    }
 }

@@ -3,6 +3,7 @@
 //! cache is never full.
 
 use std::path::Path;
+use std::process::ExitStatus;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
@@ -97,6 +98,14 @@ impl Stage {
         )?;
         stage.wait_attached().await?;
         Ok(stage)
+    }
+
+    /// Waits until the daemon or the engine beside it ends by itself: which, and how.
+    pub async fn first_to_end(&mut self) -> anyhow::Result<(&'static str, ExitStatus)> {
+        tokio::select! {
+            status = self.daemon.ended() => Ok(("the daemon", status?)),
+            status = self.engine.ended() => Ok(("the engine", status?)),
+        }
     }
 
     /// Plays everything and sums it up. The two engines that are compared with end here.

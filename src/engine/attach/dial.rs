@@ -196,6 +196,7 @@ impl Load {
             rows_total: get(rows_total),
             running: u32::try_from(get(&self.requests)).unwrap_or(u32::MAX),
             waiting: 0,
+            hooks: Vec::new(),
         }
     }
 }

@@ -87,6 +87,7 @@ pub(super) fn attach_request(
         versions: HashMap::from([("engram".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]),
         epoch: EPOCH,
         token: config.token.clone().unwrap_or_default(),
+        not_attaching: String::new(),
     }
 }
 

@@ -5,10 +5,11 @@ use std::time::Duration;
 use super::super::Service;
 use super::super::api::{DeleteReply, DeleteRequest, Event, Selector};
 use super::super::conversations::{ConversationKey, Need};
-use super::super::core::{Core, Removal};
+use super::super::core::{Core, Failure, Removal};
 use super::super::error::ServiceError;
 use super::super::rows::unknown_snapshot;
 use super::check_names;
+use super::save::{refused, still_open};
 use crate::index::PinKind;
 use crate::types::{ObjectId, SnapshotId};
 
@@ -19,15 +20,19 @@ impl Service {
     /// Deletes a turn, a branch, a snapshot or a whole conversation, from every tier.
     ///
     /// # Errors
-    /// `NotFound`, `NoState`, `Invalid`; `Busy` if the disk takes too long: then it goes on.
+    /// `NotFound`, `NoState`, `Invalid`; `Busy` if the disk takes too long: then it goes on;
+    /// `NoSpace` if all is gone but the name in its conversation's file, which a full disk refused.
     pub async fn delete(&self, request: DeleteRequest) -> Result<DeleteReply, ServiceError> {
         let DeleteRequest { select, whole } = request;
         check_names(&select)?;
-        let (reply, asked, keys) = {
+        let (reply, asked, keys, mark) = {
             let mut core = self.core.lock();
+            let mark = core.queue.trouble.mark();
             let (keys, names, doomed) = unname(&mut core, &select, whole)?;
             let (reply, asked) = self.remove_all(&mut core, names, doomed);
-            (reply, asked, keys)
+            // Room comes from here: what waited for some is tried again.
+            core.queue.not_before = Duration::ZERO;
+            (reply, asked, keys, mark)
         };
         for snapshot_id in &reply.snapshots {
             self.announce(Event::Removed {
@@ -38,7 +43,7 @@ impl Service {
         self.changed.notify_waiters();
         self.wake.notify_one();
         if self.store.disk.is_some() {
-            self.wait_removed(asked, &keys).await?;
+            self.wait_removed(asked, &keys, mark).await?;
         }
         Ok(reply)
     }
@@ -89,7 +94,12 @@ impl Service {
         (reply, asked)
     }
 
-    async fn wait_removed(&self, asked: u64, keys: &[ConversationKey]) -> Result<(), ServiceError> {
+    async fn wait_removed(
+        &self,
+        asked: u64,
+        keys: &[ConversationKey],
+        mark: u64,
+    ) -> Result<(), ServiceError> {
         let deadline = tokio::time::Instant::now() + DELETE_WITHIN;
         loop {
             let changed = self.changed.notified();
@@ -100,6 +110,16 @@ impl Service {
                 if core.queue.done >= asked && refs {
                     return Ok(());
                 }
+                let trouble = core.queue.trouble.since(mark);
+                if core.queue.done >= asked && trouble == Some(Failure::NoSpace) {
+                    return Err(ServiceError::NoSpace(
+                        "it is deleted, but the disk is full: its conversation may name it again \
+                         after a restart"
+                            .to_owned(),
+                    ));
+                }
+                refused(trouble, "")?;
+                still_open(&core)?;
             }
             if tokio::time::Instant::now() >= deadline {
                 return Err(ServiceError::Busy(

@@ -5,6 +5,7 @@
 //! answers only when all is in RAM, a deletion when nothing is left.
 
 mod delete;
+mod naming;
 mod restore;
 mod save;
 

@@ -26,7 +26,7 @@ impl Service {
     /// Brings a snapshot into RAM and keeps it there for the next request.
     ///
     /// # Errors
-    /// `NotFound`, `NoState`, `Invalid`, `Mismatch`; `NoSpace` if RAM has no room; `Data` if a part
+    /// `NotFound`, `NoState`, `Invalid`, `Mismatch`; `NoSpace` if RAM has no room now, `TooLarge` if never; `Data` if a part
     /// is missing or bad.
     pub async fn restore(&self, request: RestoreRequest) -> Result<RestoreReply, ServiceError> {
         let RestoreRequest { select, pin_for } = request;
@@ -64,7 +64,9 @@ impl Service {
         if let Some(error) = failed {
             unpin(&mut core, id);
             return Err(match error {
-                PromoteError::NoRoom => ServiceError::NoSpace("RAM has no room for it".to_owned()),
+                PromoteError::NoRoom => {
+                    ServiceError::NoSpace("RAM (store.ram) has no room for it".to_owned())
+                }
                 PromoteError::Lost => ServiceError::Data(format!("a part of snapshot {id}")),
                 PromoteError::Failed => ServiceError::Busy("the disk did not answer".to_owned()),
             });
@@ -72,7 +74,9 @@ impl Service {
         let row = self.row(&core, id, &called).ok_or_else(|| gone(id))?;
         if row.tier != TierKind::Ram {
             unpin(&mut core, id);
-            return Err(ServiceError::NoSpace("RAM has no room for it".to_owned()));
+            return Err(ServiceError::NoSpace(
+                "RAM (store.ram) has no room for it".to_owned(),
+            ));
         }
         drop(core);
         drop(held);
@@ -105,8 +109,12 @@ impl Service {
             Ok(lease) => lease,
             Err(NoLease::Later) => return Ok(None),
             Err(NoLease::NoRoom) => {
-                let text = "store.ram is too small for it, or full of pinned snapshots";
+                let text = "RAM (store.ram) is full of pinned snapshots";
                 return Err(ServiceError::NoSpace(text.to_owned()));
+            }
+            Err(NoLease::TooLarge) => {
+                let text = "it is larger than RAM can ever hold (store.ram)";
+                return Err(ServiceError::TooLarge(text.to_owned()));
             }
             Err(NoLease::Nothing | NoLease::Useless) => return Err(unknown_snapshot(&id)),
         };

@@ -4,21 +4,26 @@ use std::time::Duration;
 
 use super::super::Service;
 use super::super::api::{SaveReply, SaveRequest, Selector};
-use super::super::conversations::{ConversationKey, Found, MAX_BRANCHES, Need, Turn};
+use super::super::conversations::{ConversationKey, Found, Need, NoRoom};
 use super::super::core::{Core, Failure};
 use super::super::error::ServiceError;
 use super::super::rows::{Called, called, unknown_snapshot};
 use super::super::save_state::SaveState;
+use super::naming::{Naming, check_branches};
 use super::{check_names, gone};
 use crate::index::{Pin, PinKind, Retain};
 use crate::types::SnapshotId;
 
+/// How long a worker may take to offer what it is asked for.
+const OFFERED_WITHIN: Duration = Duration::from_secs(1);
+
 impl Service {
-    /// Keeps the state of a conversation or request, durably if asked.
+    /// Keeps the state of a conversation or request, durably if asked. It gets its names once it is
+    /// durable; a refusal leaves it with those that it had.
     ///
     /// # Errors
-    /// `NotFound`, `NoState`, `Invalid`; `Busy` if the deadline passes; `NoSpace` and `Unavailable`
-    /// if the disk does not take it.
+    /// `NotFound`, `NoState`, `Invalid`; `Busy` if the deadline passes; `NoSpace`, `TooLarge` and
+    /// `Unavailable` if the disk does not take it.
     pub async fn save(&self, request: SaveRequest) -> Result<SaveReply, ServiceError> {
         let SaveRequest {
             select,
@@ -33,10 +38,22 @@ impl Service {
         }
         let deadline = tokio::time::Instant::now() + timeout;
         let found = self.settled(&select, deadline).await?;
-        let (id, called, was_durable) = self.keep(&select, &found)?;
-        if durable {
-            self.wait_durable(id, called.key.as_ref(), deadline).await?;
-        }
+        let (id, was_durable) = {
+            let core = self.core.lock();
+            let id = found.snapshot.ok_or_else(|| no_state(&found))?;
+            check_branches(&core, &select, &found)?;
+            (id, core.is_durable(&id))
+        };
+        let called = if durable {
+            let promise = self.promise(id)?;
+            self.wait_durable(&promise, deadline).await?;
+            let naming = self.name(&select, &found, id, deadline).await?;
+            self.wait_named(&naming, deadline).await?;
+            naming.keep()
+        } else {
+            let naming = self.name(&select, &found, id, deadline).await?;
+            naming.keep()
+        };
         let core = self.core.lock();
         let row = self.row(&core, id, &called).ok_or_else(|| gone(id))?;
         let written = core.records.get(&id).map_or(0, |record| record.written);
@@ -50,10 +67,12 @@ impl Service {
         select: &Selector,
         deadline: tokio::time::Instant,
     ) -> Result<Found, ServiceError> {
+        let mut asked = None;
         loop {
             let changed = self.changed.notified();
             let found = {
                 let core = self.core.lock();
+                still_open(&core)?;
                 match select.snapshot_id {
                     Some(id) if core.records.contains_key(&id) => found_by_id(&core, select, id),
                     Some(id) => return Err(unknown_snapshot(&id)),
@@ -63,11 +82,14 @@ impl Service {
             let last = tokio::time::Instant::now() >= deadline;
             match found.snapshot {
                 Some(_) if found.saves == 0 || last => return Ok(found),
-                None if found.saves == 0 => {
-                    return Err(ServiceError::NoState {
-                        name: found.key.name.to_string(),
-                    });
+                // It may be on the device: once, the worker is asked to offer it.
+                None if found.saves == 0 && asked.is_none() && self.ask_again(&found.key) => {
+                    asked = Some(tokio::time::Instant::now() + OFFERED_WITHIN);
                 }
+                None if found.saves == 0
+                    && !last
+                    && asked.is_some_and(|until| tokio::time::Instant::now() < until) => {}
+                None if found.saves == 0 => return Err(no_state(&found)),
                 None if last => {
                     return Err(ServiceError::Busy(
                         "its state is still being saved".to_owned(),
@@ -81,137 +103,84 @@ impl Service {
         }
     }
 
-    /// Gives the snapshot the names asked for, and keeps its last copy.
-    fn keep(
-        &self,
-        select: &Selector,
-        found: &Found,
-    ) -> Result<(SnapshotId, Called, bool), ServiceError> {
-        let now = self.clock.now();
+    /// Keeps the snapshot from eviction while a save waits for it, and has it written at once.
+    fn promise(&self, id: SnapshotId) -> Result<Promise<'_>, ServiceError> {
         let mut core = self.core.lock();
-        let no_state = || ServiceError::NoState {
-            name: found.key.name.to_string(),
-        };
-        let id = found.snapshot.ok_or_else(no_state)?;
-        let info = core.index.snapshot(&id).ok_or_else(no_state)?;
-        let was_durable = core.is_durable(&id);
-        let other = select
-            .conversation_id
-            .as_deref()
-            .map(|name| ConversationKey::new(select.tenant.as_deref(), name));
-        let named_by_request = select.rid.is_some() || select.snapshot_id.is_some();
-        let other = other.filter(|key| named_by_request && *key != found.key);
-        let mut turn = found.turn;
-        if let Some(key) = &other {
-            let next = core.conversations.get(key).map_or(1, |it| it.next_number());
-            let same = core.conversations.get(key).and_then(|it| {
-                let rid = found.rid.as_deref()?;
-                it.turns
-                    .iter()
-                    .find(|turn| *turn.rid == *rid)
-                    .map(|turn| turn.number)
-            });
-            let number = select.turn_number.or(same).unwrap_or(next);
-            let total = found
-                .total_tokens
-                .unwrap_or(info.boundary)
-                .max(info.boundary);
-            let rid = found.rid.clone().unwrap_or_else(|| key.name.clone());
-            turn = Some(number);
-            core.conversations.put_turn(
-                key,
-                Turn {
-                    number,
-                    snapshot: Some(id),
-                    boundary: info.boundary,
-                    total_tokens: total,
-                    rid,
-                    finished: now,
-                    finish: "stop",
-                },
-            );
+        let mark = core.queue.trouble.mark();
+        let record = core.records.get_mut(&id).ok_or_else(|| gone(id))?;
+        record.waiters += 1;
+        core.index.pin(&id, Pin::Named);
+        if !core.is_durable(&id) {
+            core.index.set_retain(&id, Retain::Promised);
+            core.queue.push(id, Duration::ZERO);
+            core.queue.not_before = Duration::ZERO;
         }
-        let key = other.unwrap_or_else(|| found.key.clone());
-        let mut branch = None;
-        if let Some(name) = &select.branch_name {
-            let branches = core
-                .conversations
-                .get(&key)
-                .map_or(0, |it| it.branches.len());
-            if branches >= MAX_BRANCHES {
-                return Err(ServiceError::Invalid(format!(
-                    "more than {MAX_BRANCHES} branches"
-                )));
-            }
-            let before = core
-                .conversations
-                .get(&key)
-                .and_then(|it| it.branches.get(name))
-                .copied();
-            if before != Some(id) {
-                core.conversations.set_branch(&key, name, id, now);
-                core.index.pin(&id, Pin::Named);
-                if let Some(before) = before {
-                    core.index.unpin(&before, PinKind::Named);
-                }
-            }
-            branch = Some(name.clone());
-        }
-        if info.retain == Retain::Transient {
-            core.index.set_retain(&id, Retain::Ordinary);
-        }
-        core.conversations.mark_dirty(key.clone());
-        Ok((
+        drop(core);
+        self.wake.notify_one();
+        Ok(Promise {
+            service: self,
             id,
-            Called {
-                key: Some(key),
-                turn,
-                branch,
-            },
-            was_durable,
-        ))
+            mark,
+        })
     }
 
-    /// Waits until the snapshot and the conversation that names it are on disk.
+    /// Waits until the snapshot is on disk, or the disk refuses it, or everything.
     async fn wait_durable(
         &self,
-        id: SnapshotId,
-        key: Option<&ConversationKey>,
+        promise: &Promise<'_>,
         deadline: tokio::time::Instant,
     ) -> Result<(), ServiceError> {
-        {
-            let mut core = self.core.lock();
-            if let Some(record) = core.records.get_mut(&id) {
-                record.failure = None;
+        let Promise { id, mark, .. } = *promise;
+        self.wait(deadline, |core| {
+            let record = core.records.get(&id).ok_or_else(|| gone(id))?;
+            if record.state == SaveState::Durable {
+                return Ok(true);
             }
-            if !core.is_durable(&id) {
-                core.index.set_retain(&id, Retain::Promised);
-                core.queue.push(id, Duration::ZERO);
-                core.queue.not_before = Duration::ZERO;
+            let own = record.failure.filter(|(_, at)| *at > mark);
+            let own = own.map(|(failure, _)| failure);
+            refused(
+                own.or(core.queue.trouble.since(mark)),
+                &record_size(core, id),
+            )?;
+            if core.queue.is_given_up(&id) {
+                return Err(full());
             }
-        }
+            Ok(false)
+        })
+        .await
+    }
+
+    /// Waits until what names the snapshot is on disk, too.
+    async fn wait_named(
+        &self,
+        naming: &Naming<'_>,
+        deadline: tokio::time::Instant,
+    ) -> Result<(), ServiceError> {
         self.wake.notify_one();
+        self.wait(deadline, |core| {
+            if !core.conversations.is_dirty(naming.key()) && core.queue.writing_refs == 0 {
+                return Ok(true);
+            }
+            refused(core.queue.trouble.since(naming.mark()), "")?;
+            Ok(false)
+        })
+        .await
+    }
+
+    /// Looks again at every change until it is done.
+    pub(super) async fn wait(
+        &self,
+        deadline: tokio::time::Instant,
+        done: impl Fn(&Core) -> Result<bool, ServiceError>,
+    ) -> Result<(), ServiceError> {
         loop {
             let changed = self.changed.notified();
             {
                 let core = self.core.lock();
-                let record = core.records.get(&id).ok_or_else(|| gone(id))?;
-                let named = key.is_none_or(|key| !core.conversations.is_dirty(key));
-                match record.failure {
-                    _ if record.state == SaveState::Durable => {
-                        if named && core.queue.writing_refs == 0 {
-                            return Ok(());
-                        }
-                    }
-                    Some(Failure::NoSpace) => {
-                        return Err(ServiceError::NoSpace("the disk is full".to_owned()));
-                    }
-                    Some(Failure::Unavailable) => {
-                        let text = "the disk takes no more writes".to_owned();
-                        return Err(ServiceError::Unavailable(text));
-                    }
-                    Some(Failure::Other) | None => {}
+                if done(&core)? {
+                    return Ok(());
                 }
+                still_open(&core)?;
             }
             if tokio::time::Instant::now() >= deadline {
                 return Err(ServiceError::Busy("it is not durable yet".to_owned()));
@@ -219,6 +188,81 @@ impl Service {
             let look = tokio::time::Instant::now() + Duration::from_millis(100);
             let _ = tokio::time::timeout_at(deadline.min(look), changed).await;
         }
+    }
+}
+
+/// A save that waits for a snapshot to become durable.
+struct Promise<'a> {
+    service: &'a Service,
+    id: SnapshotId,
+    /// What failed before does not concern it.
+    mark: u64,
+}
+
+// === impl Promise ===
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        let mut core = self.service.core.lock();
+        core.index.unpin(&self.id, PinKind::Named);
+        let last = core.records.get_mut(&self.id).is_some_and(|record| {
+            record.waiters -= 1;
+            record.waiters == 0
+        });
+        let info = core.index.snapshot(&self.id);
+        let promised = info.is_some_and(|info| info.retain == Retain::Promised && !info.durable);
+        if last && promised {
+            // Nobody was promised anything: it goes to disk when there is room, as any other.
+            core.index.set_retain(&self.id, Retain::Ordinary);
+        }
+    }
+}
+
+/// The service ends and writes nothing more.
+pub(super) fn still_open(core: &Core) -> Result<(), ServiceError> {
+    match core.queue.closed {
+        false => Ok(()),
+        true => Err(ServiceError::Unavailable(
+            "the daemon stops before it is done".to_owned(),
+        )),
+    }
+}
+
+fn full() -> ServiceError {
+    ServiceError::NoSpace("the disk is full".to_owned())
+}
+
+/// What a failed write means to who waits for it.
+pub(super) fn refused(failure: Option<Failure>, size: &str) -> Result<(), ServiceError> {
+    match failure {
+        Some(Failure::NoSpace) => Err(full()),
+        Some(Failure::TooLarge) => Err(ServiceError::TooLarge(format!(
+            "{size} on disk are more than the whole tier may hold (store.disk.budget)"
+        ))),
+        Some(Failure::Unavailable) => {
+            let text = "the disk takes no more writes".to_owned();
+            Err(ServiceError::Unavailable(text))
+        }
+        Some(Failure::Other) | None => Ok(()),
+    }
+}
+
+fn record_size(core: &Core, id: SnapshotId) -> String {
+    let info = core.index.snapshot(&id);
+    let bytes = info.map_or(0, |info| info.state_bytes.saturating_add(info.kv_bytes));
+    format!("its {bytes} bytes")
+}
+
+pub(super) fn no_state(found: &Found) -> ServiceError {
+    let name = found.key.name.to_string();
+    match found.no_room {
+        None => ServiceError::NoState { name },
+        Some(NoRoom::Now) => ServiceError::NoSpace(format!(
+            "RAM had no room for the state of `{name}` when the server offered it (store.ram)"
+        )),
+        Some(NoRoom::Ever) => ServiceError::TooLarge(format!(
+            "the state of `{name}` is larger than RAM can ever hold (store.ram)"
+        )),
     }
 }
 
@@ -248,5 +292,6 @@ fn found_by_id(core: &Core, select: &Selector, id: SnapshotId) -> Found {
         rid,
         snapshot: Some(id),
         saves: 0,
+        no_room: None,
     }
 }

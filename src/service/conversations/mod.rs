@@ -3,7 +3,8 @@
 //! A conversation is named by the `session_id` of its requests, or else by the rid of its only one.
 //! Its turns count from 1 in the order in which they finished. A turn's snapshot is the deepest one
 //! on its token path; it may come after the turn finished, when the last state is drained, and it
-//! falls back to an ancestor when it is evicted. Pure: no clock, no IO.
+//! falls back to an ancestor when it is evicted. Pure: no clock, no IO. Clocks may go back: within a
+//! conversation nothing is older than what came before it.
 
 mod names;
 mod select;
@@ -69,6 +70,15 @@ pub struct Live {
     pub changed: Millis,
 }
 
+/// Why a state is not in RAM.
+#[derive(Copy, Clone, PartialEq, Eq, Debug)]
+pub enum NoRoom {
+    /// RAM was full.
+    Now,
+    /// It is larger than RAM.
+    Ever,
+}
+
 /// One conversation.
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
@@ -78,6 +88,8 @@ pub struct Conversation {
     pub branches: BTreeMap<String, SnapshotId>,
     /// Requests under way.
     pub live: HashMap<Owner, Live>,
+    /// RAM had no room for the last state that was offered.
+    pub no_room: Option<NoRoom>,
     /// Last change.
     pub updated: Millis,
 }
@@ -167,6 +179,7 @@ impl Conversations {
 
     /// A request begins.
     pub fn open(&mut self, key: &ConversationKey, owner: Owner, rid: &Arc<str>, now: Millis) {
+        let now = now.max(self.get(key).map_or(now, |it| it.updated));
         let live = Live {
             rid: Arc::clone(rid),
             snapshot: None,
@@ -191,6 +204,13 @@ impl Conversations {
         }
     }
 
+    /// RAM did not take a state of the conversation.
+    pub fn had_no_room(&mut self, key: &ConversationKey, why: NoRoom) {
+        if let Some(conversation) = self.all.get_mut(key) {
+            conversation.no_room = Some(why);
+        }
+    }
+
     /// A snapshot on the token path of the request is visible. Returns the turn whose snapshot it
     /// became, if the request has finished.
     pub fn saw(
@@ -201,6 +221,9 @@ impl Conversations {
         boundary: u32,
         now: Millis,
     ) -> Option<u32> {
+        let conversation = self.all.get_mut(key)?;
+        conversation.no_room = None;
+        let now = now.max(conversation.updated);
         let live = self.live(key, owner)?;
         if live.snapshot.is_some() && boundary <= live.boundary {
             return None;
@@ -239,6 +262,7 @@ impl Conversations {
         now: Millis,
     ) -> Option<u32> {
         let conversation = self.all.get_mut(key)?;
+        let now = now.max(conversation.updated);
         let next = conversation.next_number();
         let live = conversation.live.get_mut(&owner)?;
         live.tokens = total_tokens;
@@ -337,6 +361,11 @@ impl Conversations {
     /// Some conversation waits to be written.
     pub fn any_dirty(&self) -> bool {
         !self.dirty.is_empty()
+    }
+
+    /// How many wait to be written.
+    pub fn dirty(&self) -> usize {
+        self.dirty.len()
     }
 
     /// To be written again later.

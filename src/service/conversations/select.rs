@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::api::Selector;
 use super::super::error::ServiceError;
-use super::{Conversation, ConversationKey, Conversations, Live, Turn};
+use super::{Conversation, ConversationKey, Conversations, Live, NoRoom, Turn};
 use crate::types::SnapshotId;
 
 /// What a selector without `snapshot_id` named.
@@ -24,6 +24,8 @@ pub struct Found {
     pub total_tokens: Option<u32>,
     /// Saves that may still change the answer.
     pub saves: u32,
+    /// Why the last state that was offered is not stored, if RAM was full.
+    pub no_room: Option<NoRoom>,
 }
 
 /// What the caller needs the selector for.
@@ -73,6 +75,7 @@ impl Conversations {
                 snapshot: Some(*id),
                 total_tokens: None,
                 saves: 0,
+                no_room: None,
             });
         }
         let number = select.turn_number.filter(|_| !source || rid.is_none());
@@ -153,11 +156,12 @@ fn latest(
     let matches = |other: &str| rid.is_none_or(|rid| *other == *rid);
     let turns = conversation.turns.iter().filter(|turn| matches(&turn.rid));
     let turns = turns.map(|turn| (turn.finished, of_turn(key, conversation, turn)));
+    let no_room = conversation.no_room;
     let live = conversation
         .live
         .values()
         .filter(|live| live.turn.is_none() && matches(&live.rid));
-    let live = live.map(|live| (live.changed, of_live(key, live)));
+    let live = live.map(|live| (live.changed, of_live(key, live, no_room)));
     // A request under way counts as newer than a turn that finished in the same millisecond.
     let all: Vec<_> = turns.chain(live).collect();
     let best = all.iter().max_by_key(|(at, found)| {
@@ -188,10 +192,11 @@ fn of_turn(key: &ConversationKey, conversation: &Conversation, turn: &Turn) -> F
         snapshot: turn.snapshot,
         total_tokens: Some(turn.total_tokens),
         saves: conversation.saves_of(turn.number),
+        no_room: conversation.no_room,
     }
 }
 
-fn of_live(key: &ConversationKey, live: &Live) -> Found {
+fn of_live(key: &ConversationKey, live: &Live, no_room: Option<NoRoom>) -> Found {
     Found {
         key: key.clone(),
         turn: None,
@@ -200,6 +205,7 @@ fn of_live(key: &ConversationKey, live: &Live) -> Found {
         snapshot: live.snapshot,
         total_tokens: Some(live.tokens),
         saves: live.saves,
+        no_room,
     }
 }
 

@@ -212,3 +212,27 @@ fn trim_forgets_the_oldest_without_state() {
     assert!(world.find(Selector::conversation("new")).is_ok());
     assert!(world.find(Selector::conversation("kept")).is_ok());
 }
+
+#[test]
+fn the_latest_is_the_last_although_the_clock_went_back() {
+    let mut world = World::new();
+    world.turn("c", "r1", Some(64)).unwrap();
+    world.now -= 500;
+    let second = world.turn("c", "r2", Some(128));
+    let named = |world: &World| {
+        let select = Selector {
+            conversation_id: Some("c".to_owned()),
+            ..Selector::default()
+        };
+        world.find(select).unwrap().snapshot
+    };
+    assert_eq!(named(&world), second);
+    // A request under way, too.
+    let key = ConversationKey::new(None, "c");
+    let owner = (world.session, 99);
+    let now = world.tick();
+    world.it.open(&key, owner, &arc("r3"), now);
+    let third = SnapshotId::new();
+    world.it.saw(&key, owner, third, 192, now);
+    assert_eq!(named(&world), Some(third));
+}

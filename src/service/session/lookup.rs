@@ -51,7 +51,9 @@ impl Session {
             Ok((id, restore)) => self.hit(&lookup, id, restore).await,
             Err(NoHit::Miss(reason)) => self.miss(&lookup, reason),
             Err(NoHit::Later) => {
-                self.service.metrics.waited_for_room.inc();
+                if self.leads() {
+                    self.service.metrics.waited_for_room.inc();
+                }
                 self.waiting.push_back(Waiting {
                     lookup,
                     ticket: self.service.core.lock().promises.stand_in_line(),
@@ -90,7 +92,9 @@ impl Session {
     }
 
     fn miss(&mut self, lookup: &Lookup, reason: Miss) -> Ended {
-        metrics::count(&self.service.metrics.misses, reason.as_str());
+        if self.leads() {
+            metrics::count(&self.service.metrics.misses, reason.as_str());
+        }
         self.say(LookupResult {
             req: lookup.req,
             attempt: lookup.attempt,
@@ -156,7 +160,7 @@ impl Session {
         let conversation = &request.conversation;
         let wanted = Wanted {
             key: &key,
-            geometry: &model.geometry,
+            model: &model,
             tokens: &request.tokens,
             max_boundary,
             device_kv,
@@ -171,7 +175,7 @@ impl Session {
         let Leased { hit, lease, there } = found.map_err(|why| match why {
             NoLease::Nothing => Miss::NothingStored.into(),
             NoLease::Useless => Miss::DeviceAsDeep.into(),
-            NoLease::NoRoom => Miss::NoRoom.into(),
+            NoLease::NoRoom | NoLease::TooLarge => Miss::NoRoom.into(),
             NoLease::Later => NoHit::Later,
         })?;
         let boundary = hit.boundary;
@@ -269,8 +273,10 @@ impl Session {
 
     /// Tells the worker, and lets what is missing come from disk.
     async fn grant(&mut self, lookup: &Lookup, id: u64, restore: Restore) -> Ended {
-        let hits = &self.service.metrics.hits;
-        hits.get_or_create(&restore.tier.into()).inc();
+        if self.leads() {
+            let hits = &self.service.metrics.hits;
+            hits.get_or_create(&restore.tier.into()).inc();
+        }
         let pairs = restore.parts.iter().skip(1);
         let parts = pairs
             .flat_map(|part| [part.range.start, part.range.end])

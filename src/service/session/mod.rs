@@ -22,6 +22,7 @@ mod outbox;
 pub mod requests;
 mod restore;
 mod save;
+mod shard;
 mod turns;
 
 use std::collections::{HashMap, VecDeque};
@@ -70,6 +71,15 @@ pub(super) enum Event {
         object: ObjectId,
         /// How.
         result: Result<Object, PromoteError>,
+    },
+    /// A save of several ranks.
+    Joined {
+        /// The worker's number of it.
+        save: u64,
+        /// Tells it apart from others of the same number.
+        serial: u64,
+        /// The snapshot, or why there is none.
+        result: Result<[u8; 16], Status>,
     },
 }
 
@@ -297,6 +307,11 @@ impl Session {
                 object,
                 result,
             } => self.promoted(lease, object, result).await,
+            Event::Joined {
+                save,
+                serial,
+                result,
+            } => self.joined(save, serial, result).await,
         }
     }
 
@@ -360,8 +375,9 @@ impl Session {
         self.end.link.close(reason);
         self.drop_leases();
         let saves: Vec<u64> = self.saves.keys().copied().collect();
-        for _ in &saves {
+        for save in saves {
             self.service.metrics.drop_save("session_end");
+            self.leave(save);
         }
         self.saves.clear();
         self.close_all_requests();

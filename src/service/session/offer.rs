@@ -8,6 +8,7 @@ use crate::index::TreeKey;
 use crate::pool::cut;
 use crate::proto::channel::layout::{DeclineReason, Status};
 use crate::proto::channel::msg::{Decline, Offer, Want};
+use crate::service::conversations::NoRoom;
 use crate::service::hold::Point;
 use crate::service::save_state::SaveState;
 use crate::types::TokenRange;
@@ -21,7 +22,10 @@ impl Session {
         match self.plan(&offer) {
             Ok(save) => {
                 self.hold(Point::Save(&save.state)).await;
-                self.replace_untouched(offer.req, offer.boundary).await?;
+                // Several ranks give up older ones together, and say so.
+                if !self.is_shard() {
+                    self.replace_untouched(offer.req, offer.boundary).await?;
+                }
                 self.count_save(offer.req, 1);
                 let state = self.step(save.state, SaveState::Reserving);
                 self.saves.insert(offer.save, Save { state, ..save });
@@ -88,19 +92,19 @@ impl Session {
         {
             return Err(DeclineReason::AlreadyStored);
         }
-        let owner = (self.worker.session, req);
-        let stored = self
-            .service
-            .coverage(&key, tokens, &request.conversation, owner);
-        let mut base = stored.ok_or(DeclineReason::AlreadyStored)?;
-        let mut after = None;
-        for (id, other) in &self.saves {
-            let deeper = other.boundary > base && other.boundary <= boundary;
-            if other.req == req && other.key == key && deeper && !other.is_untouched() {
-                base = other.boundary;
-                after = Some(*id);
+        let planned = self.service.shards.planned(&self.save_name(save));
+        let planned = planned.filter(|_| self.is_shard());
+        let (base, after) = match planned {
+            Some(plan) => (plan.base, plan.after),
+            None => {
+                let owner = (self.worker.session, req);
+                let stored = self
+                    .service
+                    .coverage(&key, tokens, &request.conversation, owner);
+                let stored = stored.ok_or(DeclineReason::AlreadyStored)?;
+                self.after_others(req, &key, boundary, stored)
             }
-        }
+        };
         let state = TokenRange::at(boundary);
         let kv = cut(TokenRange {
             start: base.min(boundary),
@@ -116,10 +120,9 @@ impl Session {
         let kv = kv.map(|range| part(range, model.geometry.kv_bytes(range)));
         let parts: Vec<Part> = [state].into_iter().chain(kv).collect();
         let now = self.service.clock.monotonic();
-        self.serial += 1;
-        Ok(Save {
+        let planned = Save {
             state: SaveState::Offered,
-            serial: self.serial,
+            serial: self.serial + 1,
             req,
             boundary,
             model,
@@ -129,9 +132,34 @@ impl Session {
             missing: parts.len(),
             parts,
             room: None,
+            brought: false,
             offered: now,
             active: now,
-        })
+        };
+        if self.is_shard() && !self.join(save, &planned, tokens) {
+            return Err(DeclineReason::OtherRank);
+        }
+        self.serial += 1;
+        Ok(planned)
+    }
+
+    /// KV that is stored or comes with another save of the request, and that save.
+    fn after_others(
+        &self,
+        req: u64,
+        key: &TreeKey,
+        boundary: u32,
+        stored: u32,
+    ) -> (u32, Option<u64>) {
+        let (mut base, mut after) = (stored, None);
+        for (id, other) in &self.saves {
+            let deeper = other.boundary > base && other.boundary <= boundary;
+            if other.req == req && other.key == *key && deeper && !other.is_untouched() {
+                base = other.boundary;
+                after = Some(*id);
+            }
+        }
+        (base, after)
     }
 
     /// Drops shallower saves of the request of which nothing was drained.
@@ -161,6 +189,11 @@ impl Session {
             let waited = self.service.clock.monotonic().saturating_sub(save.offered);
             let hopeless = !self.service.can_ever_hold(&lengths);
             if hopeless || waited >= self.service.config.room_wait {
+                let why = if hopeless { NoRoom::Ever } else { NoRoom::Now };
+                if let Some(request) = self.requests.get(save.req) {
+                    let mut core = self.service.core.lock();
+                    core.conversations.had_no_room(&request.conversation, why);
+                }
                 return self
                     .drop_save(id, Status::NoRoom, DeclineReason::NoRoom)
                     .await;

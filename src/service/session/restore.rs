@@ -148,7 +148,7 @@ impl Session {
         };
         let segment = match restore.objects.get(&part.object) {
             Some(Slot::There(object)) => {
-                let pieces = object.shards.first();
+                let pieces = object.shards.get(self.worker.shard.rank as usize);
                 pieces.and_then(|pieces| pieces.get(part.piece)).cloned()
             }
             Some(Slot::Failed(status)) => {
@@ -219,6 +219,11 @@ impl Session {
             }
             if !before && restore.is_whole() {
                 let tokens = restore.boundary - restore.device_boundary;
+                let tokens = if self.worker.shard.rank == 0 {
+                    tokens
+                } else {
+                    0
+                };
                 self.service
                     .metrics
                     .restored_tokens
@@ -249,7 +254,8 @@ impl Session {
             return Ok(());
         };
         let (snapshot, tier) = (restore.snapshot, restore.tier);
-        let reused = if outcome == Outcome::Used {
+        // Each rank reuses the same tokens: they count once.
+        let reused = if outcome == Outcome::Used && self.leads() {
             reused.min(restore.boundary)
         } else {
             0
@@ -263,7 +269,8 @@ impl Session {
                 tier,
             });
         }
-        self.end_lease(id, (reused == 0).then_some(outcome)).await
+        let unused = reused == 0 && self.leads();
+        self.end_lease(id, unused.then_some(outcome)).await
     }
 
     /// Ends a lease; fills that wait are answered.

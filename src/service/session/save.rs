@@ -11,6 +11,9 @@
 //! was drained. One that is being drained is waited for: its KV is not asked for twice, and the
 //! deeper save commits after it.
 //!
+//! A rank of several takes over the plan of the first that offered, and hands its pieces over to be
+//! committed with those of the others (`shard`).
+//!
 //! # Cancellation
 //! A save ends by commit, by the worker's abort, by an epoch, by a deadline, by a fault, or with
 //! the session. Until its commit it is a set of blocks that nobody else knows; a copy under way
@@ -25,7 +28,7 @@ use crate::device::DeviceError;
 use crate::index::TreeKey;
 use crate::proto::channel::layout::{DeclineReason, Piece, Status};
 use crate::proto::channel::msg::{Drain, Drained, SaveAbort, Saved};
-use crate::service::commit::{Block, Commit};
+use crate::service::commit::{Block, Commit, ShardBlocks};
 use crate::service::core::Model;
 use crate::service::hold::Point;
 use crate::service::metrics;
@@ -54,6 +57,8 @@ pub(super) struct Save {
     pub(super) room: Option<Reservation>,
     /// Parts that are not in yet.
     pub(super) missing: usize,
+    /// They were handed over, to wait for those of the other ranks.
+    pub(super) brought: bool,
     pub(super) offered: Duration,
     /// When the worker last did something about it.
     pub(super) active: Duration,
@@ -79,6 +84,20 @@ impl Save {
     /// Nothing of it has arrived.
     pub(super) fn is_untouched(&self) -> bool {
         self.parts.iter().all(|part| part.at == PartAt::Worker)
+    }
+
+    /// Hands over all pieces, which are in.
+    pub(super) fn take_blocks(&mut self) -> Option<ShardBlocks> {
+        let blocks = self.parts.iter_mut().map(|part| {
+            let segment = part.segment.take()?;
+            Some(Block {
+                range: part.range,
+                segment,
+            })
+        });
+        let mut kv = blocks.collect::<Option<Vec<Block>>>()?;
+        let state = (!kv.is_empty()).then(|| kv.remove(0))?.segment;
+        Some(ShardBlocks { state, kv })
     }
 
     /// The index of a piece in `parts`.
@@ -221,7 +240,7 @@ impl Session {
     }
 
     /// All parts are in. Commits it, and those that waited for it.
-    async fn whole(&mut self, id: u64) -> Ended {
+    pub(super) async fn whole(&mut self, id: u64) -> Ended {
         let mut next = Some(id);
         while let Some(id) = next.take() {
             let Some(save) = self.saves.get(&id) else {
@@ -235,7 +254,16 @@ impl Session {
             if after.is_some_and(|after| self.saves.contains_key(&after)) {
                 break;
             }
-            let (status, snapshot) = self.commit(id);
+            let (status, snapshot) = if self.is_shard() {
+                match self.bring(id) {
+                    // The last rank says how it ends.
+                    None => break,
+                    Some(Ok(snapshot)) => (Status::Ok, snapshot),
+                    Some(Err(status)) => (status, [0; 16]),
+                }
+            } else {
+                self.commit(id)
+            };
             self.say(Saved {
                 save: id,
                 status,
@@ -263,17 +291,9 @@ impl Session {
         let Some(tokens) = request.prefix(save.boundary) else {
             return failed(Status::BadRequest);
         };
-        let blocks = save.parts.iter_mut().map(|part| {
-            let segment = part.segment.take()?;
-            Some(Block {
-                range: part.range,
-                segment,
-            })
-        });
-        let Some(mut blocks) = blocks.collect::<Option<Vec<Block>>>() else {
+        let Some(shard) = save.take_blocks() else {
             return failed(Status::Failed);
         };
-        let state = blocks.remove(0);
         // From here on the tier itself counts them.
         drop(save.room.take());
         let commit = Commit {
@@ -282,8 +302,7 @@ impl Session {
             key: save.key,
             tokens,
             base: save.base,
-            state: state.segment,
-            kv: blocks,
+            shards: vec![shard],
             conversation: &request.conversation,
             owner: (self.worker.session, save.req),
             rid: &request.rid,
@@ -347,8 +366,9 @@ impl Session {
     }
 
     /// Takes a save out. Returns one that waited for it and is whole.
-    fn end_save(&mut self, id: u64) -> Option<u64> {
+    pub(super) fn end_save(&mut self, id: u64) -> Option<u64> {
         let save = self.saves.remove(&id)?;
+        self.leave(id);
         self.count_save(save.req, -1);
         let request = self.requests.get(save.req);
         if request.is_some_and(|request| request.closed && request.saves == 0) {
@@ -388,7 +408,13 @@ impl Session {
             }
         }
         for id in late {
-            self.drop_save(id, Status::Cancelled, DeclineReason::BadRequest)
+            let waits = self.saves.get(&id).is_some_and(|save| save.brought);
+            let status = if waits {
+                Status::OtherRank
+            } else {
+                Status::Cancelled
+            };
+            self.drop_save(id, status, DeclineReason::BadRequest)
                 .await?;
         }
         waiting.sort_unstable();

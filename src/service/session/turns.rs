@@ -23,6 +23,10 @@ impl Session {
                 if let Some(poison) = request.poison {
                     self.service.metrics.error(poison.as_str());
                 }
+                if self.worker.shard.rank != 0 {
+                    // One rank speaks of it: what is not opened as a turn does not become one.
+                    return Ok(());
+                }
                 let mut core = self.service.core.lock();
                 core.conversations
                     .open(&request.conversation, owner, &request.rid, now);
@@ -93,6 +97,9 @@ impl Session {
             conversation.turn(number)?.snapshot
         });
         drop(core);
+        if !self.leads() {
+            return;
+        }
         let metrics = &self.service.metrics;
         metrics.turns.inc();
         metrics.prompt_tokens.inc_by(turn.prompt_tokens.into());

@@ -92,14 +92,22 @@ async fn every_wrong_description_has_its_own_refusal() {
         refused(&world, |r| r.modes = vec![engine]),
         Reason::NoCommonMode
     );
-    let two = Some(v1::Shard {
+    let none = Some(v1::Shard {
         attn_tp_size: 2,
-        attn_tp_rank: 1,
+        attn_tp_rank: 2,
     });
-    assert_eq!(refused(&world, |r| r.shard = two), Reason::Unsupported);
+    assert_eq!(refused(&world, |r| r.shard = none), Reason::BadGeometry);
+    let why = "pipeline parallelism";
+    assert_eq!(
+        refused(&world, |r| r.not_attaching = why.to_owned()),
+        Reason::Unsupported
+    );
+    let rows = world.service.refusals();
+    let last = rows.last().unwrap();
+    assert_eq!((last.reason, &*last.message), ("unsupported", why));
     assert_eq!(
         world.metric("engram_attach_refused_total{reason=\"bad_geometry\"}"),
-        8.0
+        9.0
     );
     assert!(world.service.workers().is_empty());
 }

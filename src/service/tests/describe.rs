@@ -12,6 +12,8 @@ pub struct Variant {
     pub page_size: u32,
     pub kv_dtype: Option<v1::DType>,
     pub instance: Option<[u8; 16]>,
+    /// Rank and size; none: the only one.
+    pub rank: Option<(u32, u32)>,
 }
 
 pub fn attach_request(variant: &Variant) -> v1::AttachRequest {
@@ -36,8 +38,8 @@ pub fn attach_request(variant: &Variant) -> v1::AttachRequest {
         channel_version: layout::VERSION,
         instance: instance.to_vec().into(),
         shard: Some(v1::Shard {
-            attn_tp_size: 1,
-            attn_tp_rank: 0,
+            attn_tp_size: variant.rank.map_or(1, |(_, size)| size),
+            attn_tp_rank: variant.rank.map_or(0, |(rank, _)| rank),
         }),
         model: Some(v1::ModelIdentity {
             architecture: "test".into(),
@@ -66,6 +68,7 @@ pub fn attach_request(variant: &Variant) -> v1::AttachRequest {
         versions: [("engine".into(), "0".into())].into(),
         epoch: 1,
         token: String::new(),
+        not_attaching: String::new(),
     }
 }
 

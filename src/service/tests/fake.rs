@@ -89,7 +89,8 @@ impl Fake {
             inbox: VecDeque::new(),
             next: 1,
             at: 0,
-            seed: variant.weights,
+            // Shards differ, though the weights of all ranks are of one model.
+            seed: variant.weights + variant.rank.map_or(0, |(rank, _)| 100 * rank as u8),
         }
     }
 

@@ -90,6 +90,7 @@ impl Refs {
                     path: self.dir.root.path().join(rel.as_path()),
                     reason,
                     detail,
+                    hint: "",
                 })
             }
             Err(error) if error.is_missing() => Ok(None),

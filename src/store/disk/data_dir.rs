@@ -1,7 +1,8 @@
 //! A data directory that this process owns: checked, locked, counted.
 
-use std::{io::Read, sync::Arc};
+use std::{io::Read, sync::Arc, time::Duration};
 
+use humantime_serde::re::humantime::format_duration;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,11 @@ use super::{
 /// The format of the whole directory: names, folders, protocol of writing.
 const FORMAT_VERSION: u32 = 1;
 const MAX_LOCK_NOTE: u64 = 4096;
+
+/// It says the same in every data directory of one version.
+const DAMAGED_FORMAT: &str = "; nothing was changed: copy format.json from a backup or from another \
+     data directory of this version (a daemon makes one in an empty folder), or move this folder \
+     away to start with an empty one";
 
 /// The data directory with everything that its users share.
 #[derive(Debug)]
@@ -90,6 +96,11 @@ impl DataDir {
 
     pub(crate) fn counters(&self) -> &Counters {
         self.root.counters()
+    }
+
+    /// Bytes of the file system that are to stay free.
+    pub(crate) fn min_free(&self) -> u64 {
+        self.min_free
     }
 
     /// Bytes of everything in the directory.
@@ -160,8 +171,21 @@ impl DataDir {
         if there {
             self.ledger.sub(on_disk(len));
             self.root.sync_folder(&folder)?;
+            self.prune(&rel.parent(), 1);
         }
         Ok(there)
+    }
+
+    /// Removes a folder in which files are spread if it is empty, and its parents of that kind: they
+    /// take room, too.
+    pub(crate) fn prune(&self, folder: &Rel, depth: u32) {
+        let mut folder = folder.clone();
+        for _ in 0..depth {
+            if !layout::is_spread(folder.name()) || !self.root.remove_empty(&folder) {
+                return;
+            }
+            folder = folder.parent();
+        }
     }
 
     /// Moves a bad file aside.
@@ -177,20 +201,22 @@ impl DataDir {
     }
 
     /// Calls `f` for each plain file in the folders `<aa>` of `folder`. Links and the like are moved
-    /// to quarantine, temporary files removed, other names counted and left.
+    /// to quarantine, temporary files and empty folders removed, other names counted and left. Says
+    /// whether nothing is left in `folder`.
     pub(crate) fn sweep_spread(
         &self,
         folder: &Rel,
         depth: u32,
         f: &mut dyn FnMut(&Rel, u64) -> bool,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         let entries = match self.root.list(folder) {
             Err(StoreError::UnsafePath { .. }) => {
                 self.quarantine(folder, Reason::NotAFile, "a folder was expected");
-                return Ok(());
+                return Ok(false);
             }
             entries => entries?,
         };
+        let mut empty = true;
         for entry in entries {
             let rel = folder.join(&entry.name);
             match entry.kind {
@@ -199,14 +225,20 @@ impl DataDir {
                 }
                 Kind::Folder if depth > 0 && layout::is_spread(&entry.name) => {
                     self.root.saw_folders(1);
-                    self.sweep_spread(&rel, depth - 1, f)?;
+                    if !(self.sweep_spread(&rel, depth - 1, f)? && self.root.remove_empty(&rel)) {
+                        empty = false;
+                    }
                 }
-                Kind::Folder => self.strange(&rel),
+                Kind::Folder => {
+                    empty = false;
+                    self.strange(&rel);
+                }
                 Kind::File if is_temporary(&entry.name) => {
                     self.root.counters().swept();
                     self.root.discard(&rel);
                 }
                 Kind::File => {
+                    empty = false;
                     self.ledger.add(on_disk(entry.len));
                     if depth > 0 || !f(&rel, entry.len) {
                         self.strange(&rel);
@@ -214,7 +246,7 @@ impl DataDir {
                 }
             }
         }
-        Ok(())
+        Ok(empty)
     }
 
     pub(crate) fn strange(&self, rel: &Rel) {
@@ -267,6 +299,7 @@ fn check_format(root: &Root, there: bool, now: Millis) -> Result<(), StoreError>
         path: full(),
         reason,
         detail,
+        hint: DAMAGED_FORMAT,
     };
     if there {
         let bytes = root.read_small(&rel, sealed_json::MAX_BYTES)?;
@@ -334,7 +367,12 @@ fn lock(root: &Root, now: Millis) -> Result<Flock<std::fs::File>, StoreError> {
                 path: path(),
                 owner: match owner {
                     Some(Owner { pid, host, since }) => {
-                        format!("process {pid} on {host}, since {since} (Unix time in ms)")
+                        let age = Duration::from_secs(now.since(since).as_secs());
+                        format!(
+                            "process {pid} on {host}, since {} ({} ago)",
+                            since.rfc3339(),
+                            format_duration(age)
+                        )
                     }
                     None => "another process".into(),
                 },

@@ -178,6 +178,7 @@ impl Manifests {
                     path: self.dir.root.path().join(rel.as_path()),
                     reason,
                     detail,
+                    hint: "",
                 })
             }
             Err(error) if error.is_missing() => {

@@ -448,6 +448,8 @@ impl Tier for DiskTier {
         }
         if removed.is_ok() {
             self.dir.ledger.sub(here.bytes);
+            self.dir
+                .prune(&layout::object_folder(&meta.fingerprint, id), 2);
         }
         removed
     }

@@ -242,6 +242,14 @@ impl Root {
         self.folders.fetch_add(count, Ordering::Relaxed);
     }
 
+    /// A folder that was seen or made is gone.
+    fn lost_folder(&self) {
+        let less = |count: u64| count.checked_sub(1);
+        let _ = self
+            .folders
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
     /// Bytes of all folders seen or made.
     pub(crate) fn folder_bytes(&self) -> u64 {
         let folders = self.folders.load(Ordering::Relaxed);

@@ -203,6 +203,7 @@ impl DiskTier {
                     Ok(_) => {
                         self.dir.counters().orphan(len);
                         self.dir.ledger.sub(on_disk(len));
+                        self.dir.prune(&layout::object_folder(fingerprint, &id), 2);
                     }
                     Err(error) => tracing::warn!(%error, "Orphan could not be removed"),
                 }

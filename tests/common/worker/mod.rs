@@ -221,6 +221,7 @@ impl Model {
             versions: [("engine".into(), "0".into())].into(),
             epoch: 1,
             token: String::new(),
+            not_attaching: String::new(),
         }
     }
 

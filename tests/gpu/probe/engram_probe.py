@@ -59,7 +59,7 @@ class Probe:
             self._offer, shim._offer = shim._offer, self.offer
             self._insert, shim.tree.insert = shim.tree.insert, self.insert
             self._tick, shim.tick = shim.tick, self.tick
-            shim.on_saved = self.saved
+            self._end_save, shim._end_save = shim._end_save, self.ended
         else:
             self.time_parts()
         threading.Thread(target=self.report, daemon=True).start()
@@ -95,9 +95,9 @@ class Probe:
                 last = str(now["counts"]) + now["link"]
                 _write(event="shim", reason=self.shim.link.reason, **now)
 
-    def offer(self, session: Any, request: Any, tokens: Any, boundary: int, node: int, branch: bool) -> None:
-        self.names[node] = (_name(tokens[:boundary]), boundary)
-        self._offer(session, request, tokens, boundary, node, branch)
+    def offer(self, save: Any, piece: Any, slot: Any) -> None:
+        self.names[save.node] = (_name(save.tokens[: save.boundary]), save.boundary)
+        self._offer(save, piece, slot)
 
     def insert(self, key: Any, have: int, rows: Any, slot: Any) -> int:
         node = int(self._insert(key, have, rows, slot))
@@ -107,10 +107,11 @@ class Probe:
                 tensor.bytes[:, slot] = 0
         return node
 
-    def saved(self, save: Any, status: Any) -> None:
-        name, boundary = self.names.get(save.node, ("", 0))
-        if int(status) == 0 or str(status).endswith("OK"):
+    def ended(self, save: Any, why: str) -> None:
+        if why == "ok":
+            name, boundary = self.names.get(save.node, ("", 0))
             _write(event="saved", name=name, boundary=boundary, bytes=self.digest(save.node))
+        self._end_save(save, why)
 
     def tick(self) -> None:
         self._tick()

@@ -140,6 +140,34 @@ impl Root {
         })
     }
 
+    /// Removes a folder if nothing is in it; says whether it went. One that comes back after a crash is
+    /// empty as well.
+    pub(crate) fn remove_empty(&self, rel: &Rel) -> bool {
+        if self.writable().is_err() || rel.is_root() {
+            return false;
+        }
+        // Whoever writes to it next makes it again.
+        self.durable.lock().remove(rel);
+        let removed = self.op(Op::Unlink, rel, || {
+            let parent = self.folder_of(rel)?;
+            match unlinkat(&parent, rel.name(), UnlinkatFlags::RemoveDir) {
+                Err(Errno::ENOTEMPTY | Errno::EEXIST | Errno::ENOENT) => Ok(false),
+                result => Ok(result.map(|()| true)?),
+            }
+        });
+        match removed {
+            Ok(true) => {
+                self.lost_folder();
+                true
+            }
+            Ok(false) => false,
+            Err(error) => {
+                tracing::debug!(%error, "An empty folder stays");
+                false
+            }
+        }
+    }
+
     /// Makes a folder and its parents, all durable.
     pub(crate) fn make_folders(&self, rel: &Rel) -> Result<(), StoreError> {
         if self.durable.lock().contains(rel) {

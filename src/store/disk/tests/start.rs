@@ -394,6 +394,7 @@ fn one_process_at_a_time() {
         panic!("{error}");
     };
     assert!(owner.contains(&std::process::id().to_string()), "{owner}");
+    assert!(owner.contains("Z (") && owner.ends_with(" ago)"), "{owner}");
     drop(first);
     bed.open().unwrap();
 }

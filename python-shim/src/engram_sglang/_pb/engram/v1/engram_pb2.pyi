@@ -113,7 +113,7 @@ class Ring(_message.Message):
     def __init__(self, bytes: _Optional[int] = ..., device: _Optional[_Union[DeviceKind, str]] = ..., device_uuid: _Optional[bytes] = ..., ipc_handle: _Optional[bytes] = ..., ipc_offset: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("protocol", "channel_version", "instance", "shard", "model", "state", "kv", "unknown", "ring", "layout", "page_size", "slots", "rows", "boundary_grid", "modes", "versions", "epoch", "token")
+    __slots__ = ("protocol", "channel_version", "instance", "shard", "model", "state", "kv", "unknown", "ring", "layout", "page_size", "slots", "rows", "boundary_grid", "modes", "versions", "epoch", "token", "not_attaching")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +139,7 @@ class AttachRequest(_message.Message):
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NOT_ATTACHING_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     channel_version: int
     instance: bytes
@@ -157,7 +158,8 @@ class AttachRequest(_message.Message):
     versions: _containers.ScalarMap[str, str]
     epoch: int
     token: str
-    def __init__(self, protocol: _Optional[int] = ..., channel_version: _Optional[int] = ..., instance: _Optional[bytes] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., model: _Optional[_Union[ModelIdentity, _Mapping]] = ..., state: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., kv: _Optional[_Iterable[_Union[KvLayer, _Mapping]]] = ..., unknown: _Optional[_Iterable[str]] = ..., ring: _Optional[_Union[Ring, _Mapping]] = ..., layout: _Optional[_Union[PoolLayout, str]] = ..., page_size: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[int] = ..., boundary_grid: _Optional[int] = ..., modes: _Optional[_Iterable[_Union[TransferMode, str]]] = ..., versions: _Optional[_Mapping[str, str]] = ..., epoch: _Optional[int] = ..., token: _Optional[str] = ...) -> None: ...
+    not_attaching: str
+    def __init__(self, protocol: _Optional[int] = ..., channel_version: _Optional[int] = ..., instance: _Optional[bytes] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., model: _Optional[_Union[ModelIdentity, _Mapping]] = ..., state: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., kv: _Optional[_Iterable[_Union[KvLayer, _Mapping]]] = ..., unknown: _Optional[_Iterable[str]] = ..., ring: _Optional[_Union[Ring, _Mapping]] = ..., layout: _Optional[_Union[PoolLayout, str]] = ..., page_size: _Optional[int] = ..., slots: _Optional[int] = ..., rows: _Optional[int] = ..., boundary_grid: _Optional[int] = ..., modes: _Optional[_Iterable[_Union[TransferMode, str]]] = ..., versions: _Optional[_Mapping[str, str]] = ..., epoch: _Optional[int] = ..., token: _Optional[str] = ..., not_attaching: _Optional[str] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("attached", "refusal")
@@ -250,7 +252,7 @@ class Hello(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class WorkerBeat(_message.Message):
-    __slots__ = ("ticks", "slots_free", "slots_total", "rows_free", "rows_total", "running", "waiting")
+    __slots__ = ("ticks", "slots_free", "slots_total", "rows_free", "rows_total", "running", "waiting", "hooks")
     TICKS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FREE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +260,7 @@ class WorkerBeat(_message.Message):
     ROWS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    HOOKS_FIELD_NUMBER: _ClassVar[int]
     ticks: int
     slots_free: int
     slots_total: int
@@ -265,7 +268,22 @@ class WorkerBeat(_message.Message):
     rows_total: int
     running: int
     waiting: int
-    def __init__(self, ticks: _Optional[int] = ..., slots_free: _Optional[int] = ..., slots_total: _Optional[int] = ..., rows_free: _Optional[int] = ..., rows_total: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    hooks: _containers.RepeatedCompositeFieldContainer[HookTime]
+    def __init__(self, ticks: _Optional[int] = ..., slots_free: _Optional[int] = ..., slots_total: _Optional[int] = ..., rows_free: _Optional[int] = ..., rows_total: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., hooks: _Optional[_Iterable[_Union[HookTime, _Mapping]]] = ...) -> None: ...
+
+class HookTime(_message.Message):
+    __slots__ = ("name", "calls", "mean_ns", "p99_ns", "max_ns")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_NS_FIELD_NUMBER: _ClassVar[int]
+    P99_NS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    calls: int
+    mean_ns: int
+    p99_ns: int
+    max_ns: int
+    def __init__(self, name: _Optional[str] = ..., calls: _Optional[int] = ..., mean_ns: _Optional[int] = ..., p99_ns: _Optional[int] = ..., max_ns: _Optional[int] = ...) -> None: ...
 
 class WorkDone(_message.Message):
     __slots__ = ("number", "ok", "message")

@@ -1,0 +1,383 @@
+"""One rank of a server with two, as a process of its own: SGLang's classes as in the other tests, and a real
+gloo group between the ranks. `test_ranks` starts two of these for each scenario.
+
+As SGLang's schedulers do, the ranks go through the same iterations, and meet in each of them. What every rank did to
+its tree, and when, is compared at the end: a difference would sooner or later hang a real server.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+import sys
+import threading
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import oracle
+from conftest import World
+from engram_sglang import link, plugin, talk
+from engram_sglang import restores as restores_module
+from engram_sglang import saves as saves_module
+from engram_sglang._channel_layout import CloseReason
+from engram_sglang.ranks import Group
+from engram_sglang.settings import Settings
+from test_turns import words
+
+MODE: dict[str, Any] = {"page_size": 64, "overlap": True, "lag": 2}
+
+
+class Rank:
+    """A world whose shim has another rank beside it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, rank: int, target: str, port: int, seed: int, **how: Any) -> None:
+        self.patch, self.rank, self.port, self.seed = patch, rank, port, seed
+        self.meeting = dist.new_group(backend="gloo")
+        # Ranks hold different parts of everything, but sample the same tokens.
+        pattern = oracle.pattern
+        patch.setattr(oracle, "pattern", lambda digests, salt, width: pattern(digests, salt + 10_007 * rank, width))
+        defaults = {"daemon": target, "ring_bytes": 8 << 20, "retry_ms": 50, "lookup_ms": 20_000, "restore_ms": 20_000}
+        settings = Settings(**{**defaults, **how.pop("settings", {})})
+        self.w = w = World(settings=settings, armed=False, seed=seed, **{**MODE, **how})
+        with torch.no_grad():
+            w.model.bias.fill_(float(rank))
+        group = dist.new_group(backend="gloo")
+        w.shim = plugin.arm(w.tree, w.ctx, w.pools, settings, copier=w.copier, ranks=Group(group))
+        plugin._after_init(None, w.scheduler)
+        self.shim = w.shim
+        self.log: list[Any] = []
+        self._watch()
+
+    def _watch(self) -> None:
+        """Notes what the shim does to the tree, with the iteration."""
+        tree, w = self.shim.tree, self.w
+
+        def noted(name: str, what: Callable[..., Any]) -> None:
+            original = getattr(tree, name)
+
+            def call(*args: Any) -> Any:
+                result = original(*args)
+                self.log.append((w.ticks, name, what(args, result)))
+                return result
+
+            setattr(tree, name, call)
+
+        noted("lock_kv", lambda args, result: (args[0], result is None))
+        noted("unlock", lambda args, result: None)
+        noted("take", lambda args, result: (args[0], result is None))
+        noted("insert", lambda args, result: (len(args[0]), args[1], result))
+        noted("state_match", lambda args, result: (len(args[0]), result))
+        noted("full_match", lambda args, result: (len(args[0]), result))
+        run_batch = w.run_batch
+
+        def batch(work: Any) -> Any:
+            row = [(r.rid, len(r.output_ids), getattr(r, "prefix_len", None)) for r in work.reqs]
+            self.log.append((w.ticks, str(work.forward_mode), row))
+            return run_batch(work)
+
+        w.run_batch = batch
+
+    # --- The loop ---
+
+    def step(self, mine: bool = True) -> bool:
+        """One iteration of all ranks. True: all of them say so."""
+        if not self.w.step():
+            time.sleep(0.0005)
+        flag = torch.tensor([int(mine)])
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self.meeting)
+        return bool(flag.item())
+
+    def until(self, done: Callable[[], bool], what: str, seconds: float = 40.0) -> None:
+        """Goes on until all ranks are `done()`."""
+        end = time.monotonic() + seconds
+        while not self.step(done()):
+            assert time.monotonic() < end, f"rank {self.rank}: not within {seconds} s: {what}"
+
+    def run(self, *requests: Any) -> None:
+        self.until(lambda: all(r.finished() for r in requests), "requests")
+        for _ in range(3 + self.w.lag):
+            self.step()
+
+    def settle(self) -> None:
+        self.until(lambda: not self.shim.saves, "saves")
+
+    def join(self) -> None:
+        self.until(lambda: self.shim.joined, "both attached")
+
+    def flush(self) -> None:
+        self.until(lambda: not self.w.stream.work, "the device")
+        self.w.flush()
+
+    def check(self) -> None:
+        """SGLang's accounting, and that all ranks did the same."""
+        self.settle()
+        self.until(lambda: not self.shim.restores, "restores")
+        self.w.check()
+        mine = [json.loads(json.dumps(self.log)), dict(self.w.admitted_prefix), self.w.ticks]
+        both: list[Any] = [None, None]
+        dist.all_gather_object(both, mine, group=self.meeting)
+        first, second = both
+        for a, b in zip(first[0], second[0]):
+            assert a == b, f"the ranks went apart: {a} and {b}"
+        assert first == second
+
+
+def two_turns(r: Rank, expected: int, key: int = 0) -> None:
+    """A turn, a flush, and the next turn: so many tokens come back."""
+    prompt = words(r.seed + key, 700)
+    first = r.w.request(prompt, new=8, rid=f"first-{key}", session=f"s{key}")
+    r.run(first)
+    r.settle()
+    r.flush()
+    more = prompt + list(first.output_ids) + words(r.seed + key + 1, 50)
+    second = r.w.request(more, new=8, rid=f"second-{key}", session=f"s{key}")
+    r.run(second)
+    assert r.w.admitted_prefix[second.rid] == expected, (r.rank, r.w.admitted_prefix, dict(r.shim.counts))
+
+
+def plain(r: Rank) -> None:
+    r.join()
+    two_turns(r, 640)
+    assert r.shim.counts["tokens_reused"] == 640 and r.shim.counts["save_ok"] >= 1
+
+
+class Late:
+    """Messages of the daemon, each some time after it came."""
+
+    def __init__(self, rx: Any, seconds: float) -> None:
+        self._rx, self._seconds = rx, seconds
+        self._waiting: deque[tuple[float, Any]] = deque()
+
+    def pop(self) -> Any:
+        while (message := self._rx.pop()) is not None:
+            self._waiting.append((time.monotonic() + self._seconds, message))
+        if self._waiting and self._waiting[0][0] <= time.monotonic():
+            return self._waiting.popleft()[1]
+        return None
+
+
+def make_late(r: Rank, seconds: float) -> None:
+    adopt = talk.Talk._adopt
+
+    def late(self: Any) -> None:
+        adopt(self)
+        if self.session is not None:
+            self.session.end.rx = Late(self.session.end.rx, seconds)
+
+    r.patch.setattr(talk.Talk, "_adopt", late)
+
+
+def late(r: Rank) -> None:
+    """One rank hears everything half a second later."""
+    if r.rank == 1:
+        make_late(r, 0.5)
+    r.join()
+    two_turns(r, 640)
+    assert r.shim.counts["save_ok"] >= 1
+
+
+def missing_shard(r: Rank) -> None:
+    """One rank never tells the daemon of a state."""
+    tell = saves_module.Saves._tell_offer
+    if r.rank == 1:
+        r.patch.setattr(saves_module.Saves, "_tell_offer", lambda self, save: None)
+    r.join()
+    two_turns(r, 0)
+    r.settle()
+    assert r.shim.counts["save_ok"] == 0
+    r.patch.setattr(saves_module.Saves, "_tell_offer", tell)
+    # As soon as it does, all is well.
+    r.flush()
+    two_turns(r, 640, key=10)
+
+
+def one_session(r: Rank) -> None:
+    """One rank finds no daemon: neither saves nor restores."""
+    r.until(lambda: r.rank == 1 or r.shim.session is not None, "one attached")
+    two_turns(r, 0)
+    assert r.shim.counts["offers"] == 0 and r.shim.counts["lookups"] == 0 and not r.shim.joined
+
+
+def refused_by_one(r: Rank) -> None:
+    """A rank whose daemon has no room for it declines, and the other one's save ends with it."""
+    if r.rank == 1:
+        r.patch.setattr(saves_module.Saves, "take_room_for_save", lambda self, size: None)
+    r.join()
+    two_turns(r, 0)
+    r.settle()
+    assert r.shim.counts["save_ok"] == 0
+
+
+def boundaries(r: Rank) -> None:
+    """One rank is granted less than the other: both take the smaller one."""
+    r.join()
+    prompt = words(r.seed, 700)
+    # A shallow state first, so that the daemon has two.
+    r.run(r.w.request(prompt[:400], new=4, rid="shallow"))
+    r.settle()
+    r.run(r.w.request(prompt, new=4, rid="deep"))
+    r.settle()
+    r.flush()
+    ask, asked = restores_module.Restores._ask, []
+
+    def shallow(self: Any, restore: Any) -> None:
+        if r.rank == 1 and not restore.asked:
+            asked.append(restore)
+            restore.maximum = 448
+        ask(self, restore)
+
+    r.patch.setattr(restores_module.Restores, "_ask", shallow)
+    r.run(r.w.request([*prompt, 1, 2, 3], new=4, rid="again"))
+    assert r.w.admitted_prefix["again"] == 384, (r.rank, r.w.admitted_prefix, dict(r.shim.counts))
+    assert r.rank == 0 or asked
+    assert r.shim.counts["hits"] == (2 if r.rank == 0 else 1)
+
+
+def fault(r: Rank) -> None:
+    """Something unexpected on one rank, again and again: first all ends, then all ranks are off."""
+    r.join()
+    hear = talk.Talk._hear
+    faults = [0]
+
+    def broken(self: Any, session: Any) -> None:
+        if self.saves and faults[0] < 3:
+            faults[0] += 1
+            raise RuntimeError("on purpose")
+        hear(self, session)
+
+    if r.rank == 1:
+        r.patch.setattr(talk.Talk, "_hear", broken)
+    for key in range(3):
+        r.until(lambda: r.shim.joined or r.shim.off, "both attached")
+        request = r.w.request(words(r.seed + key, 300), new=4, rid=f"f{key}")
+        r.run(request)
+        r.settle()
+        assert r.shim.counts["save_ok"] == 0
+    r.until(lambda: r.shim.off, "both off")
+    request = r.w.request(words(r.seed, 700), new=4, rid="last")
+    r.run(request)
+
+
+def asked_again(r: Rank) -> None:
+    """The daemon asks for a state that both ranks have and one could not bring."""
+    take = saves_module.Saves.take_room_for_save
+    if r.rank == 1:
+        r.patch.setattr(saves_module.Saves, "take_room_for_save", lambda self, size: None)
+    r.join()
+    request = r.w.request(words(r.seed, 700), new=2000, rid="long", session="talk")
+    r.until(lambda: len(request.output_ids) > 3, "the prefill")
+    r.settle()
+    assert r.shim.counts["save_ok"] == 0
+    r.patch.setattr(saves_module.Saves, "take_room_for_save", take)
+    answers: list[Any] = []
+
+    def ask() -> None:
+        body = json.dumps({"conversation_id": "talk"}).encode()
+        call = urllib.request.Request(
+            f"http://127.0.0.1:{r.port}/save_snapshot", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(call, timeout=30) as answer:
+            answers.append(json.loads(answer.read()))
+
+    thread = threading.Thread(target=ask)
+    if r.rank == 0:
+        thread.start()
+    r.until(lambda: r.rank == 1 or not thread.is_alive(), "the answer")
+    assert r.rank == 1 or answers[0]["boundary"] >= 640, answers
+    assert r.shim.counts["save_ok"] >= 1
+    r.w.abort("long")
+    r.run(request)
+    r.flush()
+    again = r.w.request(words(r.seed, 700), new=4, rid="again", session="talk")
+    r.run(again)
+    assert r.w.admitted_prefix["again"] == 640
+
+
+def storm(r: Rank) -> None:
+    """Small pools, many conversations, and each rank with troubles of its own: late answers, lost sessions."""
+    own, same = random.Random(1000 * r.seed + r.rank), random.Random(r.seed)
+    if r.rank == 1:
+        make_late(r, 0.02)
+    r.join()
+    history: dict[int, list[int]] = {}
+    for turn in range(24):
+        chosen = same.sample(range(8), 3)
+        going = []
+        for key in chosen:
+            tokens = history.get(key) or words(r.seed + 31 * key, same.randrange(200, 500))
+            tokens = tokens + words(r.seed + 1000 * turn + key, same.randrange(1, 90))
+            request = r.w.request(tokens, new=same.randrange(2, 12), rid=f"t{turn}-{key}", session=f"c{key}")
+            going.append((key, tokens, request))
+        trouble = own.random() < 0.2
+
+        def done(going: Any = going) -> bool:
+            nonlocal trouble
+            if trouble and own.random() < 0.05:
+                trouble = False
+                r.shim._leave(CloseReason.FAILED)
+            return all(request.finished() for _, _, request in going)
+
+        r.until(done, "requests")
+        for key, tokens, request in going:
+            history[key] = tokens + list(request.output_ids)
+        if same.random() < 0.3:
+            r.run()
+            r.flush()
+    r.join()
+    r.flush()
+    two_turns(r, 640, key=99_000)
+    counts = r.shim.counts
+    assert counts["ranks_differ"] == 0 and counts["restores_placed"] > 5 and counts["save_ok"] > 10, dict(counts)
+
+
+SCENARIOS = {
+    "plain": (plain, {}),
+    "late": (late, {}),
+    "missing_shard": (missing_shard, {"settings": {"save_ms": 500}}),
+    "one_session": (one_session, {}),
+    "refused_by_one": (refused_by_one, {}),
+    "boundaries": (boundaries, {}),
+    "fault": (fault, {}),
+    "asked_again": (asked_again, {"rows": 16384}),
+    "storm": (storm, {"slots": 20, "rows": 4096, "settings": {"minimum_tokens": 1}}),
+}
+
+
+def play(name: str, rank: int, target: str, port: int, seed: int) -> None:
+    """One scenario, from a new server to its end."""
+    scenario, how = SCENARIOS[name]
+    with pytest.MonkeyPatch.context() as patch:
+        if name == "one_session" and rank == 1:
+            patch.setattr(link.Link, "_attach_once", lambda self: "there is no daemon")
+        r = Rank(patch, rank, target, port, seed, **{k: dict(v) if isinstance(v, dict) else v for k, v in how.items()})
+        scenario(r)
+        r.check()
+        assert name == "fault" or r.shim.counts["faults"] == 0
+        r.w.close()
+        dist.barrier()
+
+
+def main() -> None:
+    """Plays scenarios as they are named on the input, one a line, and answers each with a line."""
+    rank, folder = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=120)
+    )
+    answers, sys.stdout = sys.stdout, sys.stderr
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        name, target, port, seed = json.loads(line)
+        play(name, rank, target, port, seed)
+        print("played", file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
