@@ -29,7 +29,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
 use crate::device::Device;
+use crate::device::cuda::{CudaDevice, CudaError};
 use crate::device::host::HostDevice;
+use crate::device::shm::SharedMap;
 use crate::grpc::Grpc;
 use crate::rest;
 use crate::service::{FdSocket, Service};
@@ -119,7 +121,8 @@ async fn serve(
     let store = tokio::task::spawn_blocking(move || store.build(store_clock))
         .await?
         .context("opening the store")?;
-    let devices: Vec<Arc<dyn Device>> = vec![Arc::new(HostDevice::new(COPY_QUEUE)?)];
+    let arena = Arc::clone(store.arena.map());
+    let devices = tokio::task::spawn_blocking(move || devices(&arena)).await??;
     let service = Service::start(service_config, store, devices, clock, &mut registry)
         .context("starting the service")?;
     shared.go_live(Arc::clone(&service), registry);
@@ -173,6 +176,17 @@ async fn serve(
     }
     tracing::info!("Stopped");
     Ok(())
+}
+
+/// The memory of this host, and GPUs where there are any.
+fn devices(arena: &Arc<SharedMap>) -> anyhow::Result<Vec<Arc<dyn Device>>> {
+    let mut devices: Vec<Arc<dyn Device>> = vec![Arc::new(HostDevice::new(COPY_QUEUE)?)];
+    match CudaDevice::probe(arena) {
+        Ok(gpus) => devices.push(Arc::new(gpus)),
+        Err(CudaError::NoDriver) => tracing::info!("No GPU: {}", CudaError::NoDriver),
+        Err(error) => tracing::warn!(%error, "No GPU"),
+    }
+    Ok(devices)
 }
 
 /// Waits for a task, at most so long; then it is cut off.

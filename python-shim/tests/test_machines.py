@@ -10,7 +10,8 @@ import pytest
 
 from engram_sglang._channel_layout import AbortReason, Outcome
 from engram_sglang._channel_layout import Piece as Kind
-from engram_sglang.restore import Place, Restore, RestoreState
+from engram_sglang.restore import PieceOfRestore, Place, Restore, RestoreState
+from engram_sglang.restores import _disjoint
 from engram_sglang.ring import UNIT, RingSpace
 from engram_sglang.save import Phase, PieceOfSave, Save, SaveState
 
@@ -70,7 +71,7 @@ class World:
     def unlock_kv(self, save: Save) -> None:
         self.locked -= 1
 
-    def gather_kv(self, save: Save, piece: PieceOfSave) -> FakeEvent:
+    def gather_kv(self, save: Save, pieces: list[PieceOfSave]) -> FakeEvent:
         assert self.locked == 1, "gathered without a lock"
         self.events.append(FakeEvent())
         return self.events[-1]
@@ -234,3 +235,22 @@ def test_room_is_given_out_once_and_joined_again() -> None:
     assert space.take(space.size) == 0, "what was given back is whole again"
     with pytest.raises(KeyError):
         space.give(UNIT)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_of_pieces_that_overlap_the_later_one_counts(seed: int) -> None:
+    rng = random.Random(seed)
+    starts = sorted(rng.randrange(40) for _ in range(rng.randrange(1, 8)))
+    pieces = [PieceOfRestore(Kind.KV, i, a, a + rng.randrange(1, 20), 1) for i, a in enumerate(starts)]
+    start, end = rng.randrange(20), rng.randrange(20, 60)
+    wanted: dict[int, int] = {}
+    for piece in pieces:
+        for token in range(max(start, piece.start), min(end, piece.end)):
+            wanted[token] = piece.index
+    found: dict[int, int] = {}
+    for piece, first, last in _disjoint(pieces, start, end):
+        assert piece.start <= first < last <= piece.end
+        for token in range(first, last):
+            assert token not in found, "taken twice"
+            found[token] = piece.index
+    assert found == wanted

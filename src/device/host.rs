@@ -90,7 +90,9 @@ impl Device for HostDevice {
     }
 
     fn open_ring(&self, export: RingExport) -> Result<Arc<dyn Ring>, DeviceError> {
-        let RingExport::Host { fd, bytes } = export;
+        let RingExport::Host { fd, bytes } = export else {
+            return Err(DeviceError::Unsupported);
+        };
         let shared = Shared {
             map: SharedMap::open(fd, bytes)?,
             closed: AtomicBool::new(false),

@@ -3,6 +3,7 @@
 //! A [`Device`] opens the staging ring that a worker exports; a [`Ring`] moves bytes between that
 //! ring and the daemon's arena. Neither knows what the bytes mean.
 
+pub mod cuda;
 pub mod fds;
 pub mod host;
 pub mod mapfile;
@@ -18,6 +19,7 @@ pub use doorbell::{Doorbell, Listener};
 pub use peer::{Peer, PeerProcess};
 pub use selftest::{SELF_TEST_BYTES, pattern};
 
+use cuda::CudaError;
 use shm::{OutOfBounds, SharedMap, ShmError};
 
 /// Which memory a device copies.
@@ -37,6 +39,17 @@ pub enum RingExport {
     Host {
         /// The memfd.
         fd: OwnedFd,
+        /// Size that the worker said, in bytes.
+        bytes: u64,
+    },
+    /// Memory of a GPU that the worker exported by CUDA IPC.
+    Cuda {
+        /// Which GPU.
+        uuid: [u8; 16],
+        /// The driver's handle of the exported allocation.
+        handle: [u8; 64],
+        /// Where in the allocation the ring starts.
+        offset: u64,
         /// Size that the worker said, in bytes.
         bytes: u64,
     },
@@ -73,7 +86,8 @@ pub trait Ring: Send + Sync + fmt::Debug {
     }
 
     /// `ring[ring_off..][..len]` to `arena[arena_off..][..len]`. Returns at once; copies of one
-    /// ring are made in the order asked for.
+    /// ring and one direction are made in the order asked for. What must come after a copy of the
+    /// other direction is asked for when that one is over.
     fn copy_out(&self, ring_off: u64, arena: &Arc<SharedMap>, arena_off: u64, len: u64, done: Done);
 
     /// `arena[arena_off..][..len]` to `ring[ring_off..][..len]`, likewise.
@@ -109,6 +123,9 @@ pub enum DeviceError {
         /// First wrong byte.
         at: u64,
     },
+    /// The GPU, or its driver.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// This device cannot open such an export.
     #[error("this device cannot open such a ring")]
     Unsupported,

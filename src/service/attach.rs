@@ -18,7 +18,7 @@ use super::metrics;
 use super::peer::Peer;
 use super::refusals::{Asker, reason_name, refuse, refuse_ring};
 use super::session::Session;
-use super::workers::{Profile, Worker};
+use super::workers::{CudaExport, Profile, Worker};
 use crate::device::shm::SharedMap;
 use crate::device::{DeviceKind, Doorbell, RingExport};
 use crate::pool::{Geometry, IdentityError, PoolMap, Shard, fingerprint};
@@ -204,19 +204,32 @@ impl Service {
         worker: &Arc<Worker>,
         ring: Option<OwnedFd>,
     ) -> Result<(Session, ChannelFds), v1::Refusal> {
-        let Some(fd) = ring else {
-            return Err(refuse(
-                Reason::DeviceUnavailable,
-                "the ring's descriptor is missing",
-            ));
+        let bytes = worker.ring_bytes;
+        let export = match (worker.cuda, ring) {
+            (
+                Some(CudaExport {
+                    uuid,
+                    handle,
+                    offset,
+                }),
+                _,
+            ) => RingExport::Cuda {
+                uuid,
+                handle,
+                offset,
+                bytes,
+            },
+            (None, Some(fd)) => RingExport::Host { fd, bytes },
+            (None, None) => {
+                return Err(refuse(
+                    Reason::DeviceUnavailable,
+                    "the ring's descriptor is missing",
+                ));
+            }
         };
         let device = self.device(worker.device);
         let device = device
             .ok_or_else(|| refuse(Reason::DeviceUnavailable, "there is no such device here"))?;
-        let export = RingExport::Host {
-            fd,
-            bytes: worker.ring_bytes,
-        };
         let ring = device
             .open_ring(export)
             .map_err(|error| refuse_ring(&error))?;
@@ -398,6 +411,10 @@ fn check(request: v1::AttachRequest, peer: &Peer) -> Result<Profile, v1::Refusal
             ));
         }
     };
+    let cuda = match device {
+        DeviceKind::Cuda => Some(cuda_export(ring)?),
+        DeviceKind::Host => None,
+    };
     let short = |text: &String| text.chars().take(MAX_TEXT).collect::<String>();
     let versions: BTreeMap<String, String> = request
         .versions
@@ -412,11 +429,27 @@ fn check(request: v1::AttachRequest, peer: &Peer) -> Result<Profile, v1::Refusal
         geometry,
         model: Arc::new(model),
         device,
+        cuda,
         ring_bytes: ring.bytes,
         page_size: request.page_size,
         versions,
         pid: peer.pid(),
         epoch: request.epoch,
+    })
+}
+
+/// Where a ring on a GPU is.
+fn cuda_export(ring: &v1::Ring) -> Result<CudaExport, v1::Refusal> {
+    let wrong = |what: &str, has: usize, wants: usize| {
+        let text = format!("{what} of {has} bytes; {wants} were expected");
+        refuse(Reason::DeviceUnavailable, text)
+    };
+    let uuid = ring.device_uuid.as_ref().try_into();
+    let handle = ring.ipc_handle.as_ref().try_into();
+    Ok(CudaExport {
+        uuid: uuid.map_err(|_| wrong("a GPU's UUID", ring.device_uuid.len(), 16))?,
+        handle: handle.map_err(|_| wrong("an IPC handle", ring.ipc_handle.len(), 64))?,
+        offset: ring.ipc_offset,
     })
 }
 

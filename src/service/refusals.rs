@@ -150,6 +150,7 @@ pub(super) fn refuse_ring(error: &DeviceError) -> v1::Refusal {
     let reason = match error {
         DeviceError::SelfTest { .. } => Reason::SelfTest,
         DeviceError::Busy => Reason::NotReady,
+        DeviceError::Cuda(error) if error.passes() => Reason::NotReady,
         _ => Reason::DeviceUnavailable,
     };
     refuse(reason, error.to_string())

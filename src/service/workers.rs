@@ -31,6 +31,7 @@ pub struct Worker {
     pub(super) identity: v1::ModelIdentity,
     pub(super) geometry: Geometry,
     pub(super) device: DeviceKind,
+    pub(super) cuda: Option<CudaExport>,
     pub(super) ring_bytes: u64,
     pub(super) page_size: u32,
     pub(super) versions: BTreeMap<String, String>,
@@ -63,11 +64,20 @@ pub(super) struct Profile {
     pub geometry: Geometry,
     pub model: Arc<Model>,
     pub device: DeviceKind,
+    pub cuda: Option<CudaExport>,
     pub ring_bytes: u64,
     pub page_size: u32,
     pub versions: BTreeMap<String, String>,
     pub pid: Option<i32>,
     pub epoch: u64,
+}
+
+/// Where a worker's ring on a GPU is.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct CudaExport {
+    pub uuid: [u8; 16],
+    pub handle: [u8; 64],
+    pub offset: u64,
 }
 
 /// Tells when a session is to end, or has.
@@ -103,6 +113,7 @@ impl Worker {
             geometry,
             model,
             device,
+            cuda,
             ring_bytes,
             page_size,
             versions,
@@ -128,6 +139,7 @@ impl Worker {
             identity,
             geometry,
             device,
+            cuda,
             ring_bytes,
             page_size,
             versions,

@@ -124,6 +124,7 @@ class Link:
         """For people: absent, attached, refused or closed."""
         self.reason = ""
         self._session: Session | None = None
+        self._spare: Any = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -157,8 +158,12 @@ class Link:
             self._try()
         finally:
             atexit.unregister(self._end)
+            spare, self._spare = self._spare, None
+            if spare is not None:
+                spare.close()
 
     def _try(self) -> None:
+        """Attaches again and again."""
         pause = first = max(self._settings.retry_ms, 10) / 1000
         while not self._stop.is_set():
             began = time.monotonic()
@@ -189,7 +194,9 @@ class Link:
 
         if self.weights.digest is None:
             return "the weights are being changed"
-        ring = self._new_ring(self._ring_bytes)
+        # One that no daemon ever opened may be used again; taking memory is not cheap everywhere.
+        ring, self._spare = self._spare or self._new_ring(self._ring_bytes), None
+        opened = False
         try:
             with dial(self._settings) as channel:
                 stub = pb_grpc.WorkerStub(channel)
@@ -202,6 +209,7 @@ class Link:
                 attached = answer.attached
                 if attached.channel_version != layout.VERSION or attached.mode != pb.TRANSFER_MODE_IPC:
                     raise RefusedForGood("the daemon chose a channel or a mode that this worker does not have")
+                opened = True
                 session = self._bind(attached, ring, weights)
                 try:
                     return self._keep(pb, stub, attached, session)
@@ -217,7 +225,10 @@ class Link:
                     if session.left.is_set():
                         session.close()
         finally:
-            ring.close()
+            if opened or self._stop.is_set():
+                ring.close()
+            else:
+                self._spare = ring
 
     def _attach_request(self, pb: Any, ring: Any, weights: Weights) -> Any:
         request = pb.AttachRequest(

@@ -126,12 +126,11 @@ def arm(cache: Any, ctx: Any, pools: Pools, settings: Settings, copier: Any = No
     failure: Exception | None = None
     digest, agreed = bytes(32), zlib.crc32(repr(settings).encode()).to_bytes(4, "big")
     model = ctx.tp_worker.model_runner.model
+    new_ring: Any = HostRing
     try:
         tree, fixed = adapter().Tree(cache), _description(ctx, pools, model, ranks)
         if copier is None:
-            if str(cache.token_to_kv_pool_allocator.device).startswith("cuda"):
-                raise NotImplementedError("pools on a GPU")
-            copier = HostCopier()
+            copier, new_ring = _copies(cache, ctx, pools)
         digest = digest_of(model)
     except Exception as error:
         failure = error
@@ -145,7 +144,7 @@ def arm(cache: Any, ctx: Any, pools: Pools, settings: Settings, copier: Any = No
         raise RuntimeError("the ranks of this server have different settings")
     fixed.instance = cards[0][5:21]
     ring_bytes = max(settings.ring_bytes, 4 * pools.state_bytes, 2 * pools.kv_bytes(1024), 1 << 16)
-    link = Link(settings, lambda request: request.MergeFrom(fixed), ring_bytes, HostRing)
+    link = Link(settings, lambda request: request.MergeFrom(fixed), ring_bytes, new_ring)
     link.weights = Weights(1, joint([card[21:] for card in cards]))
     shim = Shim(settings, tree, pools, copier, link, ranks=ranks)
     shim.model = model
@@ -194,6 +193,27 @@ def _tell_why(settings: Settings, ctx: Any, ranks: Ranks, why: str) -> None:
         refused.tell(settings, why, _model_name(ctx), ranks.size, ranks.rank)
     except Exception:
         log.exception("engram: the daemon is not told why")
+
+
+def _copies(cache: Any, ctx: Any, pools: Pools) -> tuple[Any, Any]:
+    """Who copies, and what makes rings, where the pools are."""
+    import torch
+
+    device = torch.device(cache.token_to_kv_pool_allocator.device)
+    if device.type == "cpu":
+        return HostCopier(), HostRing
+    if device.type != "cuda" or torch.version.cuda is None:
+        raise NotImplementedError(f"pools on {device}")
+    from .cuda import CudaCopier, CudaRing
+    from .fused import Mover
+
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    copier = CudaCopier(device, getattr(ctx.tp_worker.model_runner, "forward_stream", None))
+    pools.mover = Mover(pools, device)
+    with torch.cuda.stream(copier.side):
+        pools.mover.warm()
+    return copier, lambda size: CudaRing(size, device, copier.fence())
 
 
 def _shim() -> Shim | None:

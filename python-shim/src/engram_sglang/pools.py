@@ -10,8 +10,9 @@ and no index is ever read back from the device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 PACKING = 1
 
@@ -54,6 +55,17 @@ class KvLayer:
     v: Any
 
 
+class Run(NamedTuple):
+    """A piece of KV, or a part of one: rows `[first, first + count)` of an index are tokens `[skip, skip + count)` of
+    the `tokens` that lie packed at `block` of the ring."""
+
+    block: int
+    tokens: int
+    skip: int
+    first: int
+    count: int
+
+
 @dataclass
 class Pools:
     """Everything of a worker that belongs to a prefix."""
@@ -69,6 +81,8 @@ class Pools:
     def __post_init__(self) -> None:
         self.state_bytes = sum(len(t.layers) * t.slot_bytes for t in self.state)
         self.row_bytes = sum(k.k.shape[1] + (k.v.shape[1] if k.v is not None else 0) for k in self.kv)
+        self.mover: Any = None
+        """Moves whole saves and restores at once, where there is such a thing: see `fused`."""
 
     def kv_bytes(self, tokens: int) -> int:
         """Packed size of the KV of so many tokens."""
@@ -101,7 +115,7 @@ class Pools:
         import torch
 
         count, at = rows.shape[0], 0
-        for side in self._sides():
+        for side in self.sides():
             size = count * side.shape[1]
             torch.index_select(side, 0, rows, out=out[at : at + size].view(count, side.shape[1]))
             at += size
@@ -109,13 +123,46 @@ class Pools:
     def scatter_kv(self, source: Any, tokens: int, first: int, rows: Any) -> None:
         """Tokens `first`, `first` + 1, … of a packed piece of `tokens` tokens -> rows `rows`."""
         count, at = rows.shape[0], 0
-        for side in self._sides():
+        for side in self.sides():
             size = tokens * side.shape[1]
             part = source[at : at + size].view(tokens, side.shape[1])[first : first + count]
             side.index_copy_(0, rows, part)
             at += size
 
-    def _sides(self) -> Any:
+    def save_state(self, slot: Any, ring: Any, block: int) -> None:
+        """Slot `slot` -> `state_bytes` bytes of the ring at `block`."""
+        if self.mover is not None:
+            self.mover.state(ring, slot, block, True)
+        else:
+            self.gather_state(slot, ring[block : block + self.state_bytes])
+
+    def save_kv(self, rows: Any, ring: Any, runs: Sequence[Run]) -> None:
+        """Whole pieces of KV, each with its rows, -> the ring."""
+        if self.mover is not None:
+            self.mover.kv(ring, rows, runs, True)
+            return
+        for run in runs:
+            out = ring[run.block : run.block + self.kv_bytes(run.count)]
+            self.gather_kv(rows[run.first : run.first + run.count], out)
+
+    def restore_state(self, ring: Any, block: int, slot: Any) -> None:
+        """`state_bytes` bytes of the ring at `block` -> slot `slot`."""
+        if self.mover is not None:
+            self.mover.state(ring, slot, block, False)
+        else:
+            self.scatter_state(ring[block : block + self.state_bytes], slot)
+
+    def restore_kv(self, ring: Any, runs: Sequence[Run], rows: Any) -> None:
+        """Pieces of KV in the ring, or parts of them, -> their rows."""
+        if self.mover is not None:
+            self.mover.kv(ring, rows, runs, False)
+            return
+        for run in runs:
+            source = ring[run.block : run.block + self.kv_bytes(run.tokens)]
+            self.scatter_kv(source, run.tokens, run.skip, rows[run.first : run.first + run.count])
+
+    def sides(self) -> Any:
+        """K and V of each attention layer, in the order in which they are packed."""
         for layer in self.kv:
             yield layer.k
             if layer.v is not None:

@@ -13,6 +13,7 @@ from ._channel_layout import Fill, Filled, Lookup, LookupResult, Miss, Outcome, 
 from ._channel_layout import Piece as Kind
 from .copier import Event
 from .link import Session
+from .pools import Run
 from .requests import Request
 from .restore import PieceOfRestore, Place, Restore, RestoreState
 from .saves import Saves
@@ -244,16 +245,17 @@ class Restores(Saves):
 
     def _scatter(self, session: Session, restore: Restore, have: int, rows: Any, slot: Any) -> Event:
         pools, ring, boundary = self.pools, session.ring.bytes, restore.boundary
-        pieces = [(p.kind, p.start, p.end, ring[p.block : p.block + p.bytes]) for p in restore.pieces]
+        state, *kv = restore.pieces
+        runs = [
+            Run(piece.block, piece.end - piece.start, first - piece.start, first - have, last - first)
+            for piece, first, last in _disjoint(kv, have, boundary)
+        ]
+        block = state.block
 
         def copy() -> None:
-            for kind, start, end, source in pieces:
-                if kind is Kind.STATE:
-                    pools.scatter_state(source, slot)
-                    continue
-                first, last = max(start, have), min(end, boundary)
-                if first < last:
-                    pools.scatter_kv(source, end - start, first - start, rows[first - have : last - have])
+            pools.restore_state(ring, block, slot)
+            if runs:
+                pools.restore_kv(ring, runs, rows)
 
         event = self.copier.submit(copy, before_next=True)
         for piece in restore.pieces:
@@ -265,6 +267,29 @@ class Restores(Saves):
         hold, restore.hold = restore.hold, None
         if hold is not None:
             self.tree.unlock(hold)
+
+
+def _disjoint(
+    pieces: list[PieceOfRestore], start: int, end: int
+) -> list[tuple[PieceOfRestore, int, int]]:
+    """Which tokens of [start, end) to take from which piece, so that none is taken twice: of pieces that overlap, the
+    later one counts. `pieces` ascend by their starts."""
+    taken: list[tuple[PieceOfRestore, int, int]] = []
+    for piece in pieces:
+        first, last = max(piece.start, start), min(piece.end, end)
+        if first >= last:
+            continue
+        beyond = []
+        while taken and taken[-1][2] > first:
+            other, a, b = taken.pop()
+            if b > last:
+                beyond.append((other, max(a, last), b))
+            if a < first:
+                taken.append((other, a, first))
+                break
+        taken.append((piece, first, last))
+        taken.extend(reversed(beyond))
+    return taken
 
 
 def _covers(pairs: list[tuple[int, int]], start: int, end: int) -> bool:

@@ -99,8 +99,8 @@ class Ports(Protocol):
     def unlock_kv(self, save: Save) -> None:
         """Ends that lock."""
 
-    def gather_kv(self, save: Save, piece: PieceOfSave) -> Event:
-        """Queues the copy into `piece.block`."""
+    def gather_kv(self, save: Save, pieces: list[PieceOfSave]) -> Event:
+        """Queues the copies into the blocks of `pieces`, as one."""
 
     def abort(self, save: int, reason: AbortReason) -> None:
         """Tells the daemon that the save is given up."""
@@ -218,19 +218,12 @@ class Save:
         """Does what can be done now."""
         if self.failed or self.state not in (SaveState.GATHERING, SaveState.DRAINING):
             return
+        self._gather(ports, now)
         held = False
         for piece in self.pieces:
             if piece.phase is Phase.WAITING:
                 held = True
-                block = ports.take_room(piece.bytes)
-                if block is None:
-                    # In order: the next one is not smaller in general, and order keeps the room whole.
-                    break
-                piece.block = block
-                piece.event = ports.gather_kv(self, piece)
-                piece.phase = Phase.COPYING
-                self.active = now
-            if piece.phase is Phase.COPYING:
+            elif piece.phase is Phase.COPYING:
                 if piece.event is None or piece.event.done():
                     if not ports.lend(self.number, piece):
                         continue
@@ -241,6 +234,24 @@ class Save:
         self.gathered = not held
         if self.state is SaveState.DRAINING and all(piece.phase is Phase.DONE for piece in self.pieces):
             self.step(SaveState.SETTLING, now)
+
+    def _gather(self, ports: Ports, now: float) -> None:
+        """Queues the copies of all pieces for which there is room."""
+        batch = []
+        for piece in self.pieces:
+            if piece.phase is not Phase.WAITING:
+                continue
+            block = ports.take_room(piece.bytes)
+            if block is None:
+                # In order: the next one is not smaller in general, and order keeps the room whole.
+                break
+            piece.block = block
+            batch.append(piece)
+        if batch:
+            event = ports.gather_kv(self, batch)
+            for piece in batch:
+                piece.phase, piece.event = Phase.COPYING, event
+            self.active = now
 
     def fail(self, ports: Ports, reason: AbortReason | None, why: str, now: float) -> None:
         """Comes to nothing on this rank; with a `reason` it is this side that gives it up, and the daemon hears of

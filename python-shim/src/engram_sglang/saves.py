@@ -12,6 +12,7 @@ from ._channel_layout import AbortReason, Decline, DeclineReason, Drain, Drained
 from ._channel_layout import Piece as Kind
 from .copier import Event
 from .link import Session
+from .pools import Run
 from .requests import Request, Requests
 from .save import PieceOfSave, Phase, Save, SaveState
 from .seam import Names
@@ -90,16 +91,16 @@ class Saves(Requests):
 
     def _offer(self, save: Save, piece: PieceOfSave, slot: Any) -> None:
         """Copies the state into the ring and tells the daemon, as far as this rank can."""
-        session, pools = self.session, self.pools
+        session = self.session
         block = self.take_room_for_save(piece.bytes)
         if session is None or block is None:
             if session is not None:
                 self.counts["save_dropped_ring_full"] += 1
             save.fail(self, None, "session_end" if session is None else "ring_full", self.now)
             return
-        out = session.ring.bytes[block : block + piece.bytes]
         piece.block, piece.phase = block, Phase.COPYING
-        piece.event = self.copier.submit(lambda: pools.gather_state(slot, out), before_next=True)
+        pools, ring = self.pools, session.ring.bytes
+        piece.event = self.copier.submit(lambda: pools.save_state(slot, ring, block), before_next=True)
         self.counts["offers"] += 1
         self._tell_offer(save)
         self._ring()
@@ -222,13 +223,13 @@ class Saves(Requests):
         if lock is not None:
             self.tree.unlock(lock)
 
-    def gather_kv(self, save: Save, piece: PieceOfSave) -> Event:
-        """Queues the copy of a piece of KV."""
+    def gather_kv(self, save: Save, pieces: list[PieceOfSave]) -> Event:
+        """Queues the copies of pieces of KV."""
         session = self.session
         assert session is not None, "a save ends with the session"
-        out = session.ring.bytes[piece.block : piece.block + piece.bytes]
-        rows, pools = save.rows[piece.start - save.first : piece.end - save.first], self.pools
-        return self.copier.submit(lambda: pools.gather_kv(rows, out), before_next=False)
+        rows, pools, ring, first = save.rows, self.pools, session.ring.bytes, save.first
+        runs = [Run(p.block, p.end - p.start, 0, p.start - first, p.end - p.start) for p in pieces]
+        return self.copier.submit(lambda: pools.save_kv(rows, ring, runs), before_next=False)
 
     def abort(self, save: int, reason: AbortReason) -> None:
         """The save is given up."""

@@ -25,6 +25,7 @@
 )]
 
 mod io;
+mod populate;
 
 use std::{
     ffi::CString,
@@ -294,7 +295,12 @@ impl SharedMap {
     }
 
     /// The address of `len` bytes at `offset`, if they are all there and `offset` is aligned.
-    fn at(&self, offset: u64, len: u64, align: u64) -> Result<*mut u8, OutOfBounds> {
+    pub(in crate::device) fn at(
+        &self,
+        offset: u64,
+        len: u64,
+        align: u64,
+    ) -> Result<*mut u8, OutOfBounds> {
         let end = offset.checked_add(len);
         if end.is_none_or(|end| end > self.len) || !offset.is_multiple_of(align) {
             return Err(OutOfBounds {

@@ -113,6 +113,30 @@ async fn every_wrong_description_has_its_own_refusal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ring_on_a_gpu_says_where_it_is_in_full() {
+    let world = World::new().await;
+    let text = |uuid: usize, handle: usize| {
+        let mut request = attach_request(&Variant::default());
+        request.ring = Some(v1::Ring {
+            bytes: RING,
+            device: v1::DeviceKind::Cuda.into(),
+            device_uuid: vec![1; uuid].into(),
+            ipc_handle: vec![2; handle].into(),
+            ipc_offset: 0,
+        });
+        let refusal = world.service.attach(request, &own_peer()).unwrap_err();
+        assert_eq!(refusal.reason(), Reason::DeviceUnavailable);
+        refusal.message
+    };
+    assert!(text(0, 64).contains("UUID of 0 bytes"));
+    assert!(text(17, 64).contains("UUID of 17 bytes"));
+    assert!(text(16, 0).contains("handle of 0 bytes"));
+    assert!(text(16, 63).contains("handle of 63 bytes"));
+    // All is said, but there is no GPU here.
+    assert!(text(16, 64).contains("no cuda device"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_known_users_and_right_secrets_come_in() {
     let world = World::new().await;
     let own = nix::unistd::geteuid().as_raw();

@@ -1,0 +1,94 @@
+"""The kernels that move pieces between pools and ring give the bytes that torch's own index operations give.
+
+Needs torch and Triton; without a GPU, set TRITON_INTERPRET=1. Run as `python tests/gpu/test_moves.py`.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python-shim" / "src"))
+
+import torch
+
+from engram_sglang.fused import Mover
+from engram_sglang.pools import KvLayer, Pools, Run, StateTensor
+
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, device=DEVICE)
+
+
+def pools(widths: list[int], state: list[tuple[int, int]], rows: int = 300, slots: int = 7, page_major: bool = False) -> Pools:
+    """`widths`: bytes of a row of each layer; `state`: layers and bytes of a slot of each tensor."""
+    kv = []
+    for layer, width in enumerate(widths):
+        kv.append(KvLayer(layer, 3, 1, width, width, noise(rows, width), noise(rows, width)))
+    tensors = []
+    for n, (layers, size) in enumerate(state):
+        data = noise(slots, layers, size).permute(1, 0, 2) if page_major else noise(layers, slots, size)
+        tensors.append(StateTensor(f"t{n}", 1, tuple(range(layers)), (size,), data, size))
+    return Pools(state=tensors, kv=kv, page_size=1, slots=slots, rows=rows, page_major=page_major)
+
+
+def check(widths: list[int], state: list[tuple[int, int]], seed: int, page_major: bool = False) -> None:
+    rng = random.Random(seed)
+    p = pools(widths, state, page_major=page_major)
+    mover = Mover(p, DEVICE)
+    pieces = [64, 1, 17, 40]
+    order = torch.tensor(rng.sample(range(300), sum(pieces)), device=DEVICE)
+    at, runs, first = 4096, [], 0
+    for tokens in pieces:
+        runs.append(Run(at, tokens, 0, first, tokens))
+        at += -(-p.kv_bytes(tokens) // 4096) * 4096
+        first += tokens
+    # One piece alone goes another way.
+    single = Run(at, 9, 0, 5, 9)
+    at += -(-p.kv_bytes(9) // 4096) * 4096
+    block = at
+    size = at + -(-p.state_bytes // 4096) * 4096
+    slot = torch.tensor([rng.randrange(7)], device=DEVICE)
+    plain, fused = torch.zeros(size, dtype=torch.uint8, device=DEVICE), torch.zeros(size, dtype=torch.uint8, device=DEVICE)
+    p.save_kv(order, plain, runs)
+    p.save_kv(order, plain, [single])
+    mover.kv(fused, order, [single], True)
+    p.save_state(slot, plain, block)
+    mover.kv(fused, order, runs, True)
+    mover.state(fused, slot, block, True)
+    assert torch.equal(plain, fused), "gathered bytes differ"
+
+    # Back, to other rows and another slot, and only a part of a piece.
+    partial = [Run(r.block, r.tokens, min(3, r.tokens - 1), r.first, r.tokens - min(3, r.tokens - 1)) for r in runs]
+    rows = torch.tensor(rng.sample(range(300), sum(pieces)), device=DEVICE)
+    other = torch.tensor([(int(slot) + 1) % 7], device=DEVICE)
+    before = [side.clone() for side in p.sides()] + [t.bytes.clone() for t in p.state]
+    p.restore_kv(fused, partial, rows)
+    p.restore_state(fused, block, other)
+    wanted = [side.clone() for side in p.sides()] + [t.bytes.clone() for t in p.state]
+    for now, old in zip([*p.sides(), *(t.bytes for t in p.state)], before):
+        now.copy_(old)
+    mover.kv(fused, rows, partial, False)
+    mover.state(fused, other, block, False)
+    for now, want, old in zip([*p.sides(), *(t.bytes for t in p.state)], wanted, before):
+        assert torch.equal(now, want), "scattered bytes differ"
+        assert now.numel() == 0 or not torch.equal(now, old), "nothing was scattered"
+
+
+def main() -> None:
+    check([64, 64], [(3, 96), (3, 4096)], 1)
+    check([1024], [(2, 19968), (2, 40000)], 2)
+    check([256, 64, 32], [(1, 4), (2, 12)], 3)
+    check([6], [(2, 10)], 4)
+    check([64], [(3, 96), (3, 0)], 5, page_major=True)
+    if DEVICE.type == "cuda":
+        for seed in range(20):
+            check([1024] * 4, [(36, 19968), (36, 1 << 20)], seed)
+    print("moves: ok on", DEVICE)
+
+
+if __name__ == "__main__":
+    main()
