@@ -155,7 +155,7 @@ fn a_request_that_lies_is_refused() {
     assert!(matches!(request(|r| r.magic = 1, 0), HandshakeError::Magic));
     assert!(matches!(
         request(|r| r.version = VERSION + 1, 1),
-        HandshakeError::Version(VERSION + 1)
+        HandshakeError::Version(version) if version == VERSION + 1
     ));
     for (said, came) in [(1, 0), (0, 1), (2, 1), (u32::MAX, 0)] {
         let error = request(|r| r.descriptors = said, came);
