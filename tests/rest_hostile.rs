@@ -173,7 +173,7 @@ fn what_is_no_http_ends_only_its_own_connection() {
 
 #[test]
 fn too_many_connections_are_closed_and_the_others_served() {
-    let daemon = Daemon::start(&[("rest.max_connections", 4.into())]);
+    let mut daemon = Daemon::start(&[("rest.max_connections", 4.into())]);
     let Place::Tcp(address) = daemon.place() else {
         panic!("no TCP")
     };
@@ -185,4 +185,10 @@ fn too_many_connections_are_closed_and_the_others_served() {
         let answer = daemon.place().request("GET", "/healthz", &[], b"").ok()?;
         (answer.status == 200).then_some(())
     });
+    // A flood of them floods no log.
+    let log = daemon.process().log();
+    let told = log
+        .lines()
+        .filter(|line| line.contains("Too many connections"));
+    assert_eq!(told.count(), 1, "{log}");
 }
