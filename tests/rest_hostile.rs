@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use common::daemon::Daemon;
@@ -178,8 +178,16 @@ fn too_many_connections_are_closed_and_the_others_served() {
         panic!("no TCP")
     };
     let held: Vec<_> = (0..8)
-        .map(|_| TcpStream::connect(address).unwrap())
+        .map(|_| {
+            let stream = TcpStream::connect(address).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            stream
+        })
         .collect();
+    wait_for("those too many to be closed", || {
+        let closed = |mut stream: &TcpStream| matches!(stream.read(&mut [0]), Ok(0));
+        (held.iter().filter(|stream| closed(stream)).count() >= 4).then_some(())
+    });
     drop(held);
     wait_for("a free place", || {
         let answer = daemon.place().request("GET", "/healthz", &[], b"").ok()?;
