@@ -17,7 +17,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use prometheus_client::registry::Registry;
@@ -34,6 +34,7 @@ use crate::grpc::Grpc;
 use crate::rest;
 use crate::service::{FdSocket, Service};
 use crate::telemetry::Readiness;
+use crate::types::Millis;
 use crate::util::clock::{Clock, SystemClock};
 
 /// Where the daemon listens.
@@ -74,7 +75,7 @@ pub fn run(
     config: Config,
     announce: impl FnOnce(&Bound) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    check_clock(SystemTime::now())?;
+    check_clock(SystemClock::new().now())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("engram-io")
@@ -199,11 +200,13 @@ fn check_parent(path: Option<&Path>) -> anyhow::Result<()> {
 /// A clock that can be told in a header of HTTP and in a file.
 ///
 /// # Errors
-/// It says a time before 1970.
-fn check_clock(now: SystemTime) -> anyhow::Result<()> {
-    now.duration_since(SystemTime::UNIX_EPOCH)
-        .map(|_| ())
-        .context("the system's clock is before 1970: set it, then start again")
+/// It says a time before 1970, which [`Clock::now`] takes for the beginning of 1970.
+fn check_clock(now: Millis) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        now > Millis::default(),
+        "the system's clock is before 1970: set it, then start again"
+    );
+    Ok(())
 }
 
 /// Waits for a task, at most so long; then it is cut off.
@@ -251,10 +254,9 @@ mod tests {
 
     #[test]
     fn a_clock_before_1970_is_said() {
-        let before = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
-        let error = check_clock(before).unwrap_err();
+        let error = check_clock(Millis::default()).unwrap_err();
         assert!(error.to_string().contains("before 1970"), "{error}");
-        check_clock(SystemTime::UNIX_EPOCH).unwrap();
+        check_clock(Millis(1)).unwrap();
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use axum::Router;
 use hyper::body::Incoming;
@@ -23,6 +23,8 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use crate::service::Complaint;
+use crate::types::Millis;
+use crate::util::clock::{Clock as _, SystemClock};
 use crate::util::socket::{SocketFile, bind};
 
 /// Largest head of a request.
@@ -114,7 +116,7 @@ impl Server {
             router,
             stop,
             tasks: TaskTracker::new(),
-            start: Instant::now(),
+            clock: SystemClock::new(),
             closed: Mutex::default(),
             not_accepted: Mutex::default(),
         };
@@ -151,7 +153,7 @@ struct Connections {
     router: Router,
     stop: CancellationToken,
     tasks: TaskTracker,
-    start: Instant,
+    clock: SystemClock,
     /// Connections closed because there were too many.
     closed: Mutex<Complaint>,
     not_accepted: Mutex<Complaint>,
@@ -186,7 +188,7 @@ impl Connections {
 
     /// Logs what may come again and again: at once, then once a minute with how often it came.
     fn complain(&self, complaint: &Mutex<Complaint>, log: impl FnOnce(u64)) {
-        if let Some(times) = complaint.lock().came(self.start.elapsed()) {
+        if let Some(times) = complaint.lock().came(self.clock.monotonic()) {
             log(times);
         }
     }
@@ -213,7 +215,7 @@ impl Connections {
             .header_read_timeout(self.limits.head_timeout)
             .max_buf_size(HEAD_MAX)
             // A time before 1970 cannot be written as a date.
-            .auto_date_header(SystemTime::now() >= SystemTime::UNIX_EPOCH)
+            .auto_date_header(self.clock.now() > Millis::default())
             .serve_connection(TokioIo::new(stream), answer);
         self.tasks.spawn(async move {
             let _place = place;
