@@ -15,7 +15,7 @@
 //! A socket that cannot be bound or a store that cannot be opened ends the start, and what was
 //! started until then is taken apart again.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,6 +36,7 @@ use crate::grpc::Grpc;
 use crate::rest;
 use crate::service::{FdSocket, Service};
 use crate::telemetry::Readiness;
+use crate::types::Millis;
 use crate::util::clock::{Clock, SystemClock};
 
 /// Where the daemon listens.
@@ -71,11 +72,12 @@ const EXIT_IMPATIENT: i32 = 130;
 /// Runs the daemon until a signal ends it. `announce` is called once everything listens.
 ///
 /// # Errors
-/// A socket cannot be bound, or the store cannot be opened.
+/// A socket cannot be bound, or the store cannot be opened, or the clock is before 1970.
 pub fn run(
     config: Config,
     announce: impl FnOnce(&Bound) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
+    check_clock(SystemClock::new().now())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("engram-io")
@@ -117,6 +119,7 @@ async fn serve(
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let store = store.resolve();
     tracing::info!(?store, "Opening the store");
+    check_parent(store.disk.as_ref().map(|disk| disk.path.as_path()))?;
     let store_clock = Arc::clone(&clock);
     let store = tokio::task::spawn_blocking(move || store.build(store_clock))
         .await?
@@ -189,6 +192,37 @@ fn devices(arena: &Arc<SharedMap>) -> anyhow::Result<Vec<Arc<dyn Device>>> {
     Ok(devices)
 }
 
+/// The folder of the disk tier is there, or can be made.
+///
+/// # Errors
+/// Its parent is missing: it may be on a disk that is not mounted, so it is not made.
+fn check_parent(path: Option<&Path>) -> anyhow::Result<()> {
+    let Some(parent) = path.and_then(Path::parent) else {
+        return Ok(());
+    };
+    match parent.symlink_metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => anyhow::bail!(
+            "store.disk.path: its parent {} does not exist, and only the last folder is made: \
+             make it, or mount the disk",
+            parent.display()
+        ),
+        // Whatever else is wrong, opening says it.
+        _ => Ok(()),
+    }
+}
+
+/// A clock that can be told in a header of HTTP and in a file.
+///
+/// # Errors
+/// It says a time before 1970, which [`Clock::now`] takes for the beginning of 1970.
+fn check_clock(now: Millis) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        now > Millis::default(),
+        "the system's clock is before 1970: set it, then start again"
+    );
+    Ok(())
+}
+
 /// Waits for a task, at most so long; then it is cut off.
 async fn end<T>(mut task: JoinHandle<T>, patience: Duration, name: &str) -> Option<T> {
     match tokio::time::timeout(patience, &mut task).await {
@@ -225,5 +259,30 @@ impl Signals {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_before_1970_is_said() {
+        let error = check_clock(Millis::default()).unwrap_err();
+        assert!(error.to_string().contains("before 1970"), "{error}");
+        check_clock(Millis(1)).unwrap();
+    }
+
+    #[test]
+    fn a_missing_parent_of_the_disk_tier_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let parent = folder.path().join("not-mounted");
+        let path = parent.join("engram");
+        let error = check_parent(Some(&path)).unwrap_err().to_string();
+        let named = error.contains(&parent.display().to_string());
+        assert!(named && error.contains("store.disk.path"), "{error}");
+        check_parent(Some(&parent)).unwrap();
+        check_parent(Some(Path::new("/"))).unwrap();
+        check_parent(None).unwrap();
     }
 }

@@ -4,6 +4,7 @@ mod common;
 
 use common::daemon::Daemon;
 use common::process::run;
+use common::worker::{Worker, prompt};
 use serde_json::{Value, json};
 
 const COMMANDS: [&[&str]; 6] = [
@@ -36,7 +37,10 @@ fn nobody_there_exits_3() {
 
 #[test]
 fn wrong_usage_exits_2() {
-    let cases: [&[&str]; 14] = [
+    let cases: [&[&str]; 17] = [
+        &["show", "a", "--rid", "r", "--branch", "b"],
+        &["restore", "--rid", "r", "--snapshot", "x"],
+        &["rm", "a", "--all", "--rid", "r"],
         &["ls", "--limit", "0"],
         &["ls", "--url", "https://localhost"],
         &["ls", "--url", "nonsense"],
@@ -106,6 +110,31 @@ fn an_empty_list_has_its_head() {
     assert_eq!(code, 0);
     let body: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(body, json!({ "conversations": [], "total": 0 }));
+}
+
+#[test]
+fn the_latest_of_a_long_conversation_is_shown() {
+    let daemon = Daemon::start(&[]);
+    let mut worker = Worker::attach(&daemon);
+    let first = prompt(1, 300);
+    worker.turn("c", &first, 256);
+    // More turns than a list has in one answer; all have the same state.
+    for turn in 2..=1001 {
+        let req = worker.open("c", &first);
+        let save = worker.offer(req, 256);
+        assert!(worker.answer(save).is_err(), "turn {turn} is stored again");
+        worker.finish(req, first.len());
+    }
+    worker.turn("c", &prompt(2, 600), 512);
+    worker.heard_all();
+    let (code, out, error) = run(&["show", "c", "--url", &daemon.url()]);
+    assert_eq!(code, 0, "{error}");
+    let line = |name: &str| {
+        let line = out.lines().find(|line| line.starts_with(name));
+        line.and_then(|line| line.split_whitespace().last().map(str::to_owned))
+    };
+    assert_eq!(line("turn ").as_deref(), Some("1002"), "{out}");
+    assert_eq!(line("tokens ").as_deref(), Some("512"), "{out}");
 }
 
 #[test]

@@ -238,6 +238,39 @@ fn every_part_of_a_namespace_counts() {
 }
 
 #[test]
+fn a_tenant_reaches_only_its_own_by_name() {
+    let daemon = Daemon::start(&[]);
+    let mut worker = Worker::attach(&daemon);
+    let ids = prompt(1, 300);
+    let names = Names {
+        session_id: Some("c"),
+        tenant: Some("a"),
+        ..Names::default()
+    };
+    let req = worker.open_as(&names, &ids);
+    let end = worker.save_at(req, &ids, 256);
+    assert!(matches!(end, SaveEnd::Saved(..)), "{end:?}");
+    worker.finish(req, ids.len());
+    worker.heard_all();
+    let ask = |path: &str, tenant: Option<&str>| {
+        let body = json!({ "conversation_id": "c", "tenant": tenant, "turn_number": 1 });
+        daemon.post(path, &body)
+    };
+    for tenant in [None, Some("b"), Some("A"), Some("a ")] {
+        for path in ["/restore_snapshot", "/get_snapshot_info", "/save_snapshot"] {
+            let answer = ask(path, tenant);
+            let told = (answer.status, answer.kind());
+            assert_eq!(told, (404, "not_found".to_owned()), "{path} {tenant:?}");
+        }
+        // Nor is it deleted by another.
+        assert_eq!(ask("/delete_snapshot", tenant).status, 404, "{tenant:?}");
+    }
+    let answer = ask("/restore_snapshot", Some("a"));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(answer.json()["boundary"], 256);
+}
+
+#[test]
 fn every_part_of_an_identity_counts_and_nothing_else() {
     let daemon = Daemon::start(&[]);
     let usual = Model::default();
@@ -385,6 +418,20 @@ fn a_server_of_another_tp_size_shares_nothing() {
         assert_eq!(rank.restore(&ids), None, "tp {tp}");
     }
     assert_eq!(worker.restore(&ids).unwrap().boundary, 256);
+    // By name it is refused where only servers of another size are attached.
+    let by_name = || daemon.post("/restore_snapshot", &json!({ "conversation_id": "c" }));
+    assert_eq!(by_name().status, 200);
+    drop(worker);
+    wait_for("the worker's end", || (workers(&daemon) == 0).then_some(()));
+    let model = Model {
+        tp: 2,
+        instance: [9; 16],
+        ..Model::default()
+    };
+    let _rank = Worker::attach_as(&daemon, &model);
+    let answer = by_name();
+    let told = (answer.status, answer.kind());
+    assert_eq!(told, (409, "mismatch".to_owned()), "{}", answer.text());
 }
 
 #[test]

@@ -16,10 +16,10 @@ const CONVERSATIONS: usize = 64;
 /// Tokens of each. With [`Model::large`] that is 864 KiB of state and KV.
 const TOKENS: usize = 200;
 
-/// RAM for nine of them, a disk for all.
+/// RAM for eight of them, a disk for all.
 const SMALL_RAM: &[(&str, &str)] = &[
-    ("store.ram", "16 MiB"),
-    ("store.ram_headroom", "8 MiB"),
+    ("store.ram", "14 MiB"),
+    ("store.ram_headroom", "7 MiB"),
     ("service.write_after", "20ms"),
 ];
 

@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use common::daemon::Daemon;
@@ -173,16 +173,30 @@ fn what_is_no_http_ends_only_its_own_connection() {
 
 #[test]
 fn too_many_connections_are_closed_and_the_others_served() {
-    let daemon = Daemon::start(&[("rest.max_connections", 4.into())]);
+    let mut daemon = Daemon::start(&[("rest.max_connections", 4.into())]);
     let Place::Tcp(address) = daemon.place() else {
         panic!("no TCP")
     };
     let held: Vec<_> = (0..8)
-        .map(|_| TcpStream::connect(address).unwrap())
+        .map(|_| {
+            let stream = TcpStream::connect(address).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            stream
+        })
         .collect();
+    wait_for("those too many to be closed", || {
+        let closed = |mut stream: &TcpStream| matches!(stream.read(&mut [0]), Ok(0));
+        (held.iter().filter(|stream| closed(stream)).count() >= 4).then_some(())
+    });
     drop(held);
     wait_for("a free place", || {
         let answer = daemon.place().request("GET", "/healthz", &[], b"").ok()?;
         (answer.status == 200).then_some(())
     });
+    // A flood of them floods no log.
+    let log = daemon.process().log();
+    let told = log
+        .lines()
+        .filter(|line| line.contains("Too many connections"));
+    assert_eq!(told.count(), 1, "{log}");
 }

@@ -83,6 +83,9 @@ fn turns_are_listed_and_described() {
     // A request's own name finds its turn too.
     let by_rid = json!({ "rid": "chat-2", "turn_number": 2 });
     assert_eq!(daemon.post("/get_snapshot_info", &by_rid).status, 200);
+    let alone = daemon.post("/get_snapshot_info", &json!({ "rid": "chat-2" }));
+    assert_eq!(alone.status, 200, "{}", alone.text());
+    assert_eq!(alone.json()["metadata"]["turn_number"], 2);
     // By its own id on the native surface.
     let id = rows[0]["snapshot_id"].as_str().unwrap();
     assert_eq!(
@@ -159,6 +162,22 @@ fn branches_are_named_and_deleted_by_name() {
     assert!(out.contains("boundary") || out.contains("tokens"), "{out}");
     let (code, _, error) = run(&["show", "chat", "--url", &url]);
     assert_eq!(code, 0, "{error}");
+    // The id of a request is its turn; in the place of a conversation it stands for all of it.
+    let turn = |out: &str| {
+        let line = out.lines().find(|line| line.starts_with("turn "));
+        line.map(|line| line.trim_start_matches("turn").trim().to_owned())
+    };
+    for (command, expected) in [
+        (&["show", "--rid", "chat-1"][..], "1"),
+        (&["show", "chat", "--rid", "chat-1"], "1"),
+        (&["show", "chat-1"], "2"),
+        (&["restore", "--rid", "chat-1"], "1"),
+        (&["save", "--rid", "chat-1"], "1"),
+    ] {
+        let (code, out, error) = run(&[command, &["--url", &url]].concat());
+        assert_eq!(code, 0, "{command:?}: {error}");
+        assert_eq!(turn(&out).as_deref(), Some(expected), "{command:?}: {out}");
+    }
     let (code, _, error) = run(&["restore", "chat", "--branch", "keep", "--url", &url]);
     assert_eq!(code, 0, "{error}");
     // The named state stays when the turn that made it goes.
@@ -174,6 +193,16 @@ fn branches_are_named_and_deleted_by_name() {
         404,
         "gone is gone"
     );
+    // A part beside the whole is refused, and nothing goes.
+    let both = json!({ "conversation_id": "chat", "turn_number": 1, "whole": true });
+    assert_eq!(daemon.post("/delete_snapshot", &both).status, 400);
+    let (code, out, error) = run(&["rm", "--rid", "chat-1", "--url", &url]);
+    assert_eq!(code, 0, "{error}");
+    assert!(out.starts_with("1 name and"), "{out}");
+    let first = json!({ "conversation_id": "chat", "turn_number": 1 });
+    assert_eq!(daemon.post("/get_snapshot_info", &first).status, 404);
+    talk(&engine, "chat", 1);
+    wait_turns(&daemon, "chat", 1);
     let (code, ..) = run(&["rm", "chat", "--all", "--url", &url]);
     assert_eq!(code, 0);
     assert_eq!(daemon.get("/v1/conversations").json()["total"], 0);

@@ -47,6 +47,14 @@ fn a_bad_configuration_exits_64_before_anything_is_made() {
     ] {
         assert!(error.contains(name), "{name}: {error}");
     }
+    let same: toml::Value = folder.path().join("s").to_str().unwrap().into();
+    let (code, error) = check(config(&[
+        ("grpc.socket", same.clone()),
+        ("service.fd_socket", same),
+    ]));
+    assert_eq!(code, 64);
+    let both = ["grpc.socket", "service.fd_socket"];
+    assert!(both.iter().all(|key| error.contains(key)), "{error}");
     assert_eq!(check("\0".into()).0, 64);
     let (code, _, error) = process::run(&["serve", "--config", "/nowhere/engram.toml"]);
     assert_eq!(code, 64);

@@ -89,13 +89,14 @@ pub fn count(row: &Value, key: &str, one: &str) -> String {
 
 /// A refusal in the words of the command line instead of those of the REST surface.
 pub fn as_flags(message: &str) -> String {
-    const WORDS: [(&str, &str); 8] = [
+    const WORDS: [(&str, &str); 9] = [
         ("`conversation_id`", "CONVERSATION"),
         ("`turn_number`", "`--turn`"),
         ("`branch_name`", "`--branch`"),
         ("`snapshot_id`", "`--snapshot`"),
         ("`pin_seconds`", "`--pin` in seconds"),
         ("`rid`", "`--rid`"),
+        ("`whole`", "`--all`"),
         ("`limit`", "`--limit`"),
         ("`offset`", "`--offset`"),
     ];
@@ -123,8 +124,8 @@ mod tests {
     #[test]
     fn refusals_speak_of_flags() {
         assert_eq!(
-            as_flags("`turn_number` or `branch_name` is needed"),
-            "`--turn` or `--branch` is needed"
+            as_flags("`turn_number`, `branch_name` or `snapshot_id` is needed"),
+            "`--turn`, `--branch` or `--snapshot` is needed"
         );
     }
 }

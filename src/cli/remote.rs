@@ -18,6 +18,9 @@ const EXIT_USAGE: u8 = 2;
 /// Exit code: no daemon answers.
 const EXIT_UNREACHABLE: u8 = 3;
 
+/// Rows asked for at a time.
+const PAGE: u64 = 1000;
+
 /// Where the daemon is.
 #[derive(Debug, Args)]
 pub struct Remote {
@@ -44,15 +47,18 @@ pub struct Which {
     /// Named branch.
     #[arg(long, value_name = "NAME", conflicts_with = "turn")]
     branch: Option<String>,
+    /// The turn of this request; then no conversation is needed.
+    #[arg(long, value_name = "RID", conflicts_with = "branch")]
+    rid: Option<String>,
     /// The snapshot's own id; then no conversation is needed.
-    #[arg(long, value_name = "UUID", conflicts_with_all = ["turn", "branch"])]
+    #[arg(long, value_name = "UUID", conflicts_with_all = ["turn", "branch", "rid"])]
     snapshot: Option<String>,
 }
 
 /// List conversations, or the snapshots of one.
 #[derive(Debug, Args)]
 pub struct Ls {
-    /// The conversation (or the id of a request); all when left out.
+    /// The conversation, by its name or by any request of it; all when left out.
     conversation: Option<String>,
     /// At most so many rows.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1000))]
@@ -67,8 +73,8 @@ pub struct Ls {
 /// Show one snapshot: the latest, or the one named.
 #[derive(Debug, Args)]
 pub struct Show {
-    /// The conversation (or the id of a request).
-    #[arg(required_unless_present = "snapshot")]
+    /// The conversation. The id of a request stands for its whole conversation; --rid for its turn.
+    #[arg(required_unless_present_any = ["snapshot", "rid"])]
     conversation: Option<String>,
     #[command(flatten)]
     which: Which,
@@ -82,16 +88,18 @@ pub struct Show {
 /// Keep the state of a conversation on disk, so that it survives a crash.
 #[derive(Debug, Args)]
 pub struct Save {
-    /// The conversation (or the id of a request).
-    conversation: String,
+    /// The conversation. The id of a request stands for its whole conversation; --rid for its state.
+    #[arg(required_unless_present = "rid")]
+    conversation: Option<String>,
     /// Give the state this name, and keep it until it is deleted.
     #[arg(long, value_name = "NAME")]
     branch: Option<String>,
     /// The turn to save instead of the latest.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     turn: Option<u32>,
-    /// The request whose state is meant, when its conversation is to get another name.
-    #[arg(long)]
+    /// The request whose state is meant. Beside a CONVERSATION that is not its own, the state
+    /// becomes a turn of that one.
+    #[arg(long, value_name = "RID")]
     rid: Option<String>,
     /// Do not wait until it is on disk.
     #[arg(long)]
@@ -103,8 +111,8 @@ pub struct Save {
 /// Bring a snapshot into RAM and keep it there for the next request.
 #[derive(Debug, Args)]
 pub struct Restore {
-    /// The conversation (or the id of a request).
-    #[arg(required_unless_present = "snapshot")]
+    /// The conversation. The id of a request stands for its whole conversation; --rid for its turn.
+    #[arg(required_unless_present_any = ["snapshot", "rid"])]
     conversation: Option<String>,
     #[command(flatten)]
     which: Which,
@@ -117,15 +125,15 @@ pub struct Restore {
 
 /// Delete one turn, branch or snapshot, or a whole conversation.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("what").required(true).args(["turn", "branch", "snapshot", "all"]))]
+#[command(group = ArgGroup::new("what").required(true).args(["turn", "branch", "rid", "snapshot", "all"]).multiple(true))]
 pub struct Rm {
-    /// The conversation (or the id of a request).
-    #[arg(required_unless_present = "snapshot")]
+    /// The conversation. The id of a request stands for its whole conversation; --rid for its turn.
+    #[arg(required_unless_present_any = ["snapshot", "rid"])]
     conversation: Option<String>,
     #[command(flatten)]
     which: Which,
     /// The whole conversation with all its turns and branches.
-    #[arg(long, conflicts_with_all = ["turn", "branch", "snapshot"])]
+    #[arg(long, conflicts_with_all = ["turn", "branch", "rid", "snapshot"])]
     all: bool,
     #[command(flatten)]
     remote: Remote,
@@ -216,14 +224,40 @@ fn select(conversation: Option<&str>, which: &Which) -> Value {
     let Which {
         turn,
         branch,
+        rid,
         snapshot,
     } = which;
     json!({
         "conversation_id": conversation,
+        "rid": rid,
         "turn_number": turn,
         "branch_name": branch,
         "snapshot_id": snapshot,
     })
+}
+
+/// The id of a conversation's latest snapshot; a list has turns first, so all of it is read.
+async fn latest(client: &Client, conversation: Option<&str>) -> Result<Option<Value>, ClientError> {
+    let when = |row: &Value| row.get("timestamp").and_then(Value::as_f64).unwrap_or(0.0);
+    let mut best: Option<(f64, Value)> = None;
+    let mut offset = 0;
+    loop {
+        let page = json!({ "conversation_id": conversation, "limit": PAGE, "offset": offset });
+        let list = client.post("/list_snapshots", &page).await?;
+        let rows = list.get("snapshots").and_then(Value::as_array);
+        let rows = rows.map_or(&[][..], Vec::as_slice);
+        for row in rows {
+            let id = row.get("snapshot_id").filter(|id| !id.is_null());
+            let newer = best.as_ref().is_none_or(|(at, _)| when(row) >= *at);
+            if let Some(id) = id.filter(|_| newer) {
+                best = Some((when(row), id.clone()));
+            }
+        }
+        offset += PAGE;
+        if offset >= list.get("total").and_then(Value::as_u64).unwrap_or(0) {
+            return Ok(best.map(|(_, id)| id));
+        }
+    }
 }
 
 fn with(mut body: Value, more: Value) -> Value {
@@ -332,17 +366,14 @@ impl Ask for Show {
             remote: _,
         } = self;
         let mut body = select(conversation.as_deref(), which);
-        if which.turn.is_none() && which.branch.is_none() && which.snapshot.is_none() {
-            let list = json!({ "conversation_id": conversation });
-            let list = client.post("/list_snapshots", &list).await?;
-            let when = |row: &Value| row.get("timestamp").and_then(Value::as_f64).unwrap_or(0.0);
-            let rows = list.get("snapshots").and_then(Value::as_array);
-            let latest = rows.and_then(|rows| {
-                rows.iter()
-                    .max_by(|a, b| when(a).total_cmp(&when(b)))?
-                    .get("snapshot_id")
-                    .cloned()
-            });
+        let Which {
+            turn,
+            branch,
+            rid,
+            snapshot,
+        } = which;
+        if let (None, None, None, None) = (turn, branch, rid, snapshot) {
+            let latest = latest(client, conversation.as_deref()).await?;
             body = with(body, json!({ "snapshot_id": latest, "turn_number": 1 }));
         }
         client

@@ -117,10 +117,33 @@ impl Config {
         if grpc.listen.is_some() && service.token_file.is_none() {
             problems.push("grpc.listen: workers over TCP need service.token_file".into());
         }
+        distinct_sockets(self, &mut problems);
         if problems.is_empty() {
             Ok(())
         } else {
             Err(ConfigError::Invalid { problems })
+        }
+    }
+}
+
+/// No two sockets have one path: the second would find the first in its place.
+fn distinct_sockets(config: &Config, problems: &mut Vec<String>) {
+    let sockets = [
+        ("rest.socket", config.rest.socket.as_deref()),
+        ("grpc.socket", Some(config.grpc.socket.as_path())),
+        (
+            "service.fd_socket",
+            Some(config.service.fd_socket.as_path()),
+        ),
+    ];
+    for (at, (key, path)) in sockets.iter().enumerate() {
+        let same = |(_, other): &&(&str, Option<&Path>)| path.is_some() && other == path;
+        for (other, _) in sockets.iter().skip(at + 1).filter(same) {
+            let path = path.unwrap_or(Path::new(""));
+            problems.push(format!(
+                "{key}: {} is the path of {other}, too: each needs its own",
+                path.display()
+            ));
         }
     }
 }
@@ -233,6 +256,42 @@ mod tests {
             );
         }
         assert_eq!(problems.len(), 5, "{problems:?}");
+    }
+
+    #[test]
+    fn sockets_have_paths_of_their_own() {
+        let problems = |text: &str| match toml::from_str::<Config>(text).unwrap().validate() {
+            Ok(()) => Vec::new(),
+            Err(ConfigError::Invalid { problems }) => problems,
+            Err(other) => panic!("{other}"),
+        };
+        let text = |rest, grpc, fd| {
+            format!(
+                "[rest]\nsocket = \"{rest}\"\n[grpc]\nsocket = \"{grpc}\"\n\
+                 [service]\nfd_socket = \"{fd}\"\n"
+            )
+        };
+        assert_eq!(problems(&text("/r/a", "/r/b", "/r/c")), [""; 0]);
+        for (config, keys) in [
+            (
+                text("/r/a", "/r/b", "/r/b"),
+                ["grpc.socket", "service.fd_socket"],
+            ),
+            (
+                text("/r/a", "/r//a", "/r/c"),
+                ["rest.socket", "grpc.socket"],
+            ),
+            (
+                text("/r/a", "/r/b", "/r/a"),
+                ["rest.socket", "service.fd_socket"],
+            ),
+        ] {
+            let problems = problems(&config);
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            let told = |key| problems.iter().any(|text| text.contains(key));
+            assert!(keys.into_iter().all(told), "{problems:?}");
+        }
+        assert_eq!(problems(&text("/r/a", "/r/a", "/r/a")).len(), 3);
     }
 
     #[test]

@@ -29,8 +29,8 @@ pub struct Store {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Disk {
-    /// Folder of the disk tier, absolute; made when missing. `""`: no disk tier, nothing survives
-    /// a restart. Default: `"/var/lib/engram"`.
+    /// Folder of the disk tier, absolute; made when missing, its parents are not: a disk that is
+    /// not mounted is no place. `""`: no disk tier, nothing survives a restart. Default: `"/var/lib/engram"`.
     pub path: PathBuf,
     /// Bytes that the tier may use. `"auto"`: half of what is free at start, at most 100 GiB.
     /// Default: `"auto"`.

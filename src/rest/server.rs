@@ -14,6 +14,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
@@ -21,6 +22,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
+use crate::service::Complaint;
+use crate::types::Millis;
+use crate::util::clock::{Clock as _, SystemClock};
 use crate::util::socket::{SocketFile, bind};
 
 /// Largest head of a request.
@@ -112,6 +116,9 @@ impl Server {
             router,
             stop,
             tasks: TaskTracker::new(),
+            clock: SystemClock::new(),
+            closed: Mutex::default(),
+            not_accepted: Mutex::default(),
         };
         let accept_tcp = async {
             let Some(listener) = tcp else { return };
@@ -146,6 +153,10 @@ struct Connections {
     router: Router,
     stop: CancellationToken,
     tasks: TaskTracker,
+    clock: SystemClock,
+    /// Connections closed because there were too many.
+    closed: Mutex<Complaint>,
+    not_accepted: Mutex<Complaint>,
 }
 
 /// How long to wait after accept failed: it is out of descriptors, or the peer left.
@@ -164,7 +175,9 @@ impl Connections {
                 match accept().await {
                     Ok(connection) => return connection,
                     Err(error) => {
-                        tracing::warn!(%error, "Accepting a connection failed");
+                        self.complain(&self.not_accepted, |times| {
+                            tracing::warn!(%error, times, "Accepting a connection failed");
+                        });
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 }
@@ -173,13 +186,22 @@ impl Connections {
         self.stop.run_until_cancelled(accepted).await
     }
 
+    /// Logs what may come again and again: at once, then once a minute with how often it came.
+    fn complain(&self, complaint: &Mutex<Complaint>, log: impl FnOnce(u64)) {
+        if let Some(times) = complaint.lock().came(self.clock.monotonic()) {
+            log(times);
+        }
+    }
+
     /// Answers one connection in a task of its own, or closes it when there are too many.
     fn serve<S>(&self, stream: S, peer: Peer)
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let Ok(place) = Arc::clone(&self.limits.places).try_acquire_owned() else {
-            tracing::warn!("Too many connections: one was closed");
+            self.complain(&self.closed, |times| {
+                tracing::warn!(times, "Too many connections: closed at once");
+            });
             return;
         };
         let router = self.router.clone();
@@ -192,6 +214,8 @@ impl Connections {
             .timer(TokioTimer::new())
             .header_read_timeout(self.limits.head_timeout)
             .max_buf_size(HEAD_MAX)
+            // A time before 1970 cannot be written as a date.
+            .auto_date_header(self.clock.now() > Millis::default())
             .serve_connection(TokioIo::new(stream), answer);
         self.tasks.spawn(async move {
             let _place = place;

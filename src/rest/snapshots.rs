@@ -196,13 +196,22 @@ pub async fn delete(
     } = reply;
     Ok(Json(json!({
         "success": true,
-        "message": format!("{names} turns and branches deleted"),
+        "message": told(names),
         "deleted": true,
         "snapshots": snapshots,
         "names": names,
         "objects": objects,
         "bytes": bytes,
     })))
+}
+
+/// What was deleted, for people.
+fn told(names: usize) -> String {
+    match names {
+        0 => "Deleted; no turn or branch had it".to_owned(),
+        1 => "1 turn or branch deleted".to_owned(),
+        more => format!("{more} turns and branches deleted"),
+    }
 }
 
 /// `success` and the fields of a row, with more fields that win over them.
@@ -221,7 +230,7 @@ fn success(row: &SnapshotRow, more: Value) -> Result<Json<Value>, ApiError> {
 enum Need {
     /// A conversation, a request or a snapshot; without a turn or branch the latest is meant.
     Conversation,
-    /// Exactly one snapshot.
+    /// Exactly one snapshot: a request names its own.
     One,
 }
 
@@ -260,9 +269,10 @@ fn selector(
     if select.rid.is_none() && select.conversation_id.is_none() {
         return Err(ApiError::invalid("`conversation_id` or `rid` is needed"));
     }
-    if need == Need::One && select.turn_number.is_none() && select.branch_name.is_none() {
+    let named = select.turn_number.is_some() || select.branch_name.is_some();
+    if need == Need::One && !named && select.rid.is_none() {
         return Err(ApiError::invalid(
-            "`turn_number` or `branch_name` is needed",
+            "`turn_number`, `branch_name`, `rid` or `snapshot_id` is needed",
         ));
     }
     Ok(select)

@@ -17,6 +17,9 @@ use crate::pool::Geometry;
 use crate::store::TokenLog;
 use crate::types::{Fingerprint, Generation, Millis, Namespace, ObjectId, SnapshotId, TierKind};
 
+/// Deleted snapshots that are remembered: 1 MiB of ids.
+const DELETED_KEPT: usize = 1 << 16;
+
 /// A model whose states are stored: what an object of it looks like.
 #[derive(Debug)]
 pub struct Model {
@@ -131,6 +134,8 @@ pub struct Core {
     pub unnamed: HashSet<ObjectId>,
     /// Conversations with names that a save gave and that may yet be taken back.
     pub in_doubt: HashSet<ConversationKey>,
+    /// Snapshots that were deleted by name, the latest last: who waits for one learns why it went.
+    deleted: VecDeque<SnapshotId>,
     /// Models of which something is, or was lately, kept.
     models: HashMap<Fingerprint, Weak<Model>>,
     generation: u64,
@@ -263,6 +268,7 @@ impl Core {
             promises: Promises::default(),
             unnamed: HashSet::new(),
             in_doubt: HashSet::new(),
+            deleted: VecDeque::new(),
             models: HashMap::new(),
             generation,
         }
@@ -337,6 +343,18 @@ impl Core {
             self.conversations.lost(*snapshot, instead);
         }
         Removal { snapshots, objects }
+    }
+
+    /// These go because somebody asked for it.
+    pub fn note_deleted(&mut self, snapshots: &[SnapshotId]) {
+        self.deleted.extend(snapshots);
+        let over = self.deleted.len().saturating_sub(DELETED_KEPT);
+        self.deleted.drain(..over);
+    }
+
+    /// It went lately because somebody asked for it.
+    pub fn was_deleted(&self, snapshot: &SnapshotId) -> bool {
+        self.deleted.contains(snapshot)
     }
 
     /// Ends a lease. What it alone kept of a snapshot that went meanwhile goes, too; returned.

@@ -20,6 +20,12 @@ pub enum ServiceError {
         /// Conversation or request.
         name: String,
     },
+    /// It was there when the request came, and was deleted before the request was done.
+    #[error("snapshot {snapshot} was deleted meanwhile")]
+    Deleted {
+        /// The snapshot that was meant.
+        snapshot: SnapshotId,
+    },
     /// Workers are attached, and none of them can read this snapshot.
     #[error("snapshot {snapshot} was made by model {fingerprint}; no attached worker runs it")]
     Mismatch {
@@ -87,7 +93,7 @@ impl ServiceError {
     /// What the caller can do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::NotFound { .. } => ErrorKind::NotFound,
+            Self::NotFound { .. } | Self::Deleted { .. } => ErrorKind::NotFound,
             Self::NoState { .. } => ErrorKind::NoState,
             Self::Mismatch { .. } => ErrorKind::Mismatch,
             Self::Invalid(_) => ErrorKind::Invalid,

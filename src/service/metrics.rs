@@ -2,6 +2,11 @@
 //!
 //! Tokens saved, restored and reused are three counters: *saved* became visible in RAM, *restored*
 //! was in the worker's ring, *reused* the worker really went on from.
+//!
+//! A lookup is one of `engram_lookup_hits_total{tier}`, by the lowest tier that it needs, or of
+//! `engram_lookup_misses_total{reason}`. `engram_lookup_tier_misses_total{tier}` counts beside them
+//! each tier that was looked into without success: RAM for a hit from disk, every tier for a lookup
+//! of what is not stored. It counts none for a lookup that ends for another reason.
 
 use std::sync::atomic::AtomicU64;
 
@@ -48,6 +53,9 @@ pub struct Metrics {
     pub hits: Family<ByTier, Counter>,
     /// Lookups that gave none.
     pub misses: Family<ByReason, Counter>,
+    /// Tiers that a lookup found nothing of use in, whether or not another tier then had it: a hit
+    /// from disk missed RAM, a lookup that found nothing stored missed every tier that there is.
+    pub tier_misses: Family<ByTier, Counter>,
     /// Lookups not followed although something is stored: below the minimum, or slower than
     /// prefill.
     pub skipped: Family<ByReason, Counter>,
@@ -149,6 +157,7 @@ impl Metrics {
         let Self {
             hits,
             misses,
+            tier_misses,
             skipped,
             unused,
             saved_tokens,
@@ -196,6 +205,11 @@ impl Metrics {
             "lookup_misses",
             "Lookups that gave no lease, by reason",
             misses,
+        );
+        r.register(
+            "lookup_tier_misses",
+            "Lookups that a tier could not serve whole, by tier; another tier may have",
+            tier_misses,
         );
         r.register("restores_skipped", "Hits not followed, by reason", skipped);
         r.register(
@@ -333,6 +347,11 @@ impl Metrics {
         self.errors
             .get_or_create(&ByType { r#type: Name(kind) })
             .inc();
+    }
+
+    /// Counts a tier that could not serve a lookup.
+    pub fn tier_missed(&self, tier: TierKind) {
+        self.tier_misses.get_or_create(&tier.into()).inc();
     }
 
     /// Counts a save that came to nothing.

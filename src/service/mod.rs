@@ -80,6 +80,7 @@ pub use self::peer::Peer;
 pub use self::refusals::RefusalRow;
 pub use self::restore_state::RestoreState;
 pub use self::save_state::SaveState;
+pub use self::trouble::Complaint;
 pub use self::workers::{Stop, Worker};
 
 use self::core::Core;

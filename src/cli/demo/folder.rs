@@ -5,8 +5,12 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
+use crate::util::socket::PATH_MAX;
+
 /// How often is looked.
 const POLL: Duration = Duration::from_millis(20);
+/// The longest name of a socket in it.
+const LONGEST_SOCKET: &str = "grpc.sock";
 /// Lines of a log that are shown after a failure.
 const LOG_TAIL: usize = 30;
 
@@ -23,6 +27,7 @@ impl Folder {
 
         let name = format!("engram-demo-{}", uuid::Uuid::new_v4().simple());
         let path = std::env::temp_dir().join(name);
+        check_length(&path)?;
         std::fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
@@ -76,9 +81,32 @@ impl Drop for Folder {
     }
 }
 
+/// Sockets in the folder have paths that the system takes.
+fn check_length(path: &Path) -> anyhow::Result<()> {
+    let bytes = path.join(LONGEST_SOCKET).as_os_str().len();
+    anyhow::ensure!(
+        bytes <= PATH_MAX,
+        "the folder for temporary files, {}, is {} bytes too long for sockets in it: set TMPDIR to \
+         a shorter one",
+        std::env::temp_dir().display(),
+        bytes - PATH_MAX
+    );
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_too_long_for_sockets_says_what_to_set() {
+        let most = PATH_MAX - "/grpc.sock".len() - 1;
+        let path = |bytes: usize| PathBuf::from(format!("/{}", "x".repeat(bytes)));
+        check_length(&path(most)).unwrap();
+        let error = check_length(&path(most + 1)).unwrap_err().to_string();
+        assert!(error.contains("TMPDIR"), "{error}");
+        assert!(error.contains(" 1 bytes too long"), "{error}");
+    }
 
     #[test]
     fn a_folder_goes_with_all_that_is_in_it() {

@@ -43,6 +43,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after a refusal that the daemon does not expect to change. It may be replaced by another.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
+/// How often a daemon that stays away is logged.
+const TOLD_EVERY: Duration = Duration::from_secs(600);
 /// How long connecting may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(3);
 /// Events of the worker that may wait for the stream.
@@ -248,14 +250,45 @@ impl Dialer {
     }
 }
 
+/// Failed attempts since the last session.
+#[derive(Debug, Default)]
+struct Apart {
+    /// When it was logged last, and whether it was a refusal.
+    told: Option<(Instant, bool)>,
+}
+
+impl Apart {
+    /// Whether a failure is to be logged: the first, one of another kind, and now and then.
+    fn is_news(&mut self, error: &AttachError, now: Instant) -> bool {
+        let refused = error.retry_after().is_some();
+        let known = |(at, kind)| kind == refused && now.duration_since(at) < TOLD_EVERY;
+        if self.told.is_some_and(known) {
+            return false;
+        }
+        self.told = Some((now, refused));
+        true
+    }
+}
+
 /// Attaches and stays attached, until the scheduler is gone.
 async fn run(dial: &Dial, tell: &Sender<Event>) {
     let mut pause = FIRST_PAUSE;
+    let mut apart = Apart::default();
     loop {
         match once(dial, tell).await {
-            Ok(()) => pause = FIRST_PAUSE,
+            Ok(()) => {
+                pause = FIRST_PAUSE;
+                apart = Apart::default();
+            }
             Err(error) => {
-                tracing::debug!("Not attached: {error}");
+                if apart.is_news(&error, Instant::now()) {
+                    tracing::warn!(
+                        "Not attached to {}: {error}. Requests are served without it",
+                        dial.address
+                    );
+                } else {
+                    tracing::debug!("Not attached: {error}");
+                }
                 pause = match error.retry_after() {
                     Some(Duration::ZERO) => REFUSED_PAUSE,
                     Some(after) => after.clamp(FIRST_PAUSE, REFUSED_PAUSE),
@@ -362,6 +395,26 @@ async fn attend(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_daemon_that_stays_away_is_logged_at_first_and_then_rarely() {
+        let refused = AttachError::Refused {
+            reason: v1::refusal::Reason::Unspecified,
+            message: "no".to_owned(),
+            retry_after: Duration::ZERO,
+        };
+        let start = Instant::now();
+        let mut apart = Apart::default();
+        assert!(apart.is_news(&AttachError::Slow, start));
+        for seconds in 1..TOLD_EVERY.as_secs() {
+            let now = start + Duration::from_secs(seconds);
+            assert!(!apart.is_news(&AttachError::Slow, now), "after {seconds} s");
+        }
+        let later = start + TOLD_EVERY;
+        assert!(apart.is_news(&AttachError::Slow, later));
+        assert!(apart.is_news(&refused, later), "it came, and refuses");
+        assert!(!apart.is_news(&refused, later));
+    }
 
     #[test]
     fn addresses_are_checked() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::super::Service;
 use super::super::api::{DeleteReply, DeleteRequest, Event, Selector};
-use super::super::conversations::{ConversationKey, Need};
+use super::super::conversations::{ConversationKey, Found, Need};
 use super::super::core::{Core, Failure, Removal};
 use super::super::error::ServiceError;
 use super::super::rows::unknown_snapshot;
@@ -20,7 +20,7 @@ impl Service {
     /// Deletes a turn, a branch, a snapshot or a whole conversation, from every tier.
     ///
     /// # Errors
-    /// `NotFound`, `NoState`, `Invalid`; `Busy` if the disk takes too long: then it goes on;
+    /// `NotFound`, `NoState`, `Invalid` (a part beside the whole, too); `Busy` if the disk takes too long: then it goes on;
     /// `NoSpace` if all is gone but the name in its conversation's file, which a full disk refused.
     pub async fn delete(&self, request: DeleteRequest) -> Result<DeleteReply, ServiceError> {
         let DeleteRequest { select, whole } = request;
@@ -73,6 +73,7 @@ impl Service {
                 .collect();
             let instead = core.ancestor(&id, |_, _| true);
             let removed = core.index.remove_snapshot(&id);
+            core.note_deleted(&removed.snapshots);
             let removal = core.gone(removed, instead);
             for object in &removal.objects {
                 let size = sizes.iter().find(|(other, _)| other == object);
@@ -135,14 +136,41 @@ impl Service {
 /// Conversations that changed, names that went, snapshots that are to go.
 type Unnamed = (Vec<ConversationKey>, usize, Vec<SnapshotId>);
 
+/// A deletion that says two things would do one of them: it does neither.
+///
+/// # Errors
+/// `Invalid`.
+fn check_one(select: &Selector) -> Result<(), ServiceError> {
+    let Selector {
+        turn_number,
+        branch_name,
+        snapshot_id,
+        ..
+    } = select;
+    let parts = [
+        (turn_number.is_some(), "turn_number"),
+        (branch_name.is_some(), "branch_name"),
+        (snapshot_id.is_some(), "snapshot_id"),
+    ];
+    match parts.iter().find(|(named, _)| *named) {
+        None => Ok(()),
+        Some((_, field)) => Err(ServiceError::Invalid(format!(
+            "`{field}` names a part of what `whole` deletes: give one of them"
+        ))),
+    }
+}
+
 /// Takes the names away.
 fn unname(core: &mut Core, select: &Selector, whole: bool) -> Result<Unnamed, ServiceError> {
+    if whole {
+        check_one(select)?;
+    }
     if let Some(id) = select.snapshot_id {
         if !core.records.contains_key(&id) {
             return Err(unknown_snapshot(&id));
         }
         let keys = core.conversations.named_by(id).to_vec();
-        let names = keys.len();
+        let names = core.conversations.count_names(id);
         return Ok((keys, names, vec![id]));
     }
     if whole {
@@ -160,6 +188,12 @@ fn unname(core: &mut Core, select: &Selector, whole: bool) -> Result<Unnamed, Se
         return Err(ServiceError::Invalid(text.to_owned()));
     }
     let found = core.conversations.find(select, Need::Existing)?;
+    if select.turn_number.is_none()
+        && select.branch_name.is_none()
+        && let Some(rid) = &select.rid
+    {
+        check_only_turn(core, &found, rid)?;
+    }
     match (&found.branch, found.turn) {
         (Some(branch), _) => {
             if let Some(id) = found.snapshot {
@@ -178,6 +212,27 @@ fn unname(core: &mut Core, select: &Selector, whole: bool) -> Result<Unnamed, Se
             "the request is still running".to_owned(),
         )),
     }
+}
+
+/// A request alone names its turn if it is the only one that it became.
+///
+/// # Errors
+/// `NotFound` if the name is only that of a conversation; `Invalid` if there are several turns.
+fn check_only_turn(core: &Core, found: &Found, rid: &str) -> Result<(), ServiceError> {
+    if found.rid.as_deref() != Some(rid) {
+        return Err(ServiceError::NotFound {
+            what: "request",
+            name: rid.to_owned(),
+        });
+    }
+    let conversation = core.conversations.get(&found.key);
+    let turns = conversation.map_or(&[][..], |it| it.turns.as_slice());
+    if turns.iter().filter(|turn| *turn.rid == *rid).count() > 1 {
+        return Err(ServiceError::Invalid(format!(
+            "request `{rid}` has several turns: `turn_number` is needed"
+        )));
+    }
+    Ok(())
 }
 
 /// Snapshots that a conversation's requests made and that nothing names: states on the way to its

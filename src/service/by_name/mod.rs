@@ -10,6 +10,7 @@ mod restore;
 mod save;
 
 use super::api::Selector;
+use super::core::Core;
 use super::error::ServiceError;
 use crate::types::SnapshotId;
 
@@ -44,6 +45,10 @@ fn check_names(select: &Selector) -> Result<(), ServiceError> {
     Ok(())
 }
 
-fn gone(id: SnapshotId) -> ServiceError {
-    ServiceError::Data(format!("snapshot {id} went meanwhile"))
+/// Why a snapshot that was there when the request came is not there any more.
+fn gone(core: &Core, id: SnapshotId) -> ServiceError {
+    match core.was_deleted(&id) {
+        true => ServiceError::Deleted { snapshot: id },
+        false => ServiceError::Data(format!("snapshot {id} went meanwhile")),
+    }
 }

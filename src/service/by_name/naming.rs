@@ -14,7 +14,7 @@ use super::super::conversations::{ConversationKey, Found, MAX_BRANCHES, Turn};
 use super::super::core::Core;
 use super::super::error::ServiceError;
 use super::super::rows::Called;
-use super::save::no_state;
+use super::gone;
 use crate::index::{Pin, PinKind, Retain};
 use crate::types::SnapshotId;
 
@@ -96,7 +96,7 @@ impl Service {
         id: SnapshotId,
     ) -> Result<Naming<'_>, ServiceError> {
         let now = self.clock.now();
-        let info = core.index.snapshot(&id).ok_or_else(|| no_state(found))?;
+        let info = core.index.snapshot(&id).ok_or_else(|| gone(core, id))?;
         check_branches(core, select, found)?;
         let other = other_key(select, found);
         let mut turn = found.turn;

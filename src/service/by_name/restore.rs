@@ -26,7 +26,7 @@ impl Service {
     /// Brings a snapshot into RAM and keeps it there for the next request.
     ///
     /// # Errors
-    /// `NotFound`, `NoState`, `Invalid`, `Mismatch`; `NoSpace` if RAM has no room now, `TooLarge` if never; `Data` if a part
+    /// `NotFound`, `Deleted`, `NoState`, `Invalid`, `Mismatch`; `NoSpace` if RAM has no room now, `TooLarge` if never; `Data` if a part
     /// is missing or bad.
     pub async fn restore(&self, request: RestoreRequest) -> Result<RestoreReply, ServiceError> {
         let RestoreRequest { select, pin_for } = request;
@@ -71,7 +71,9 @@ impl Service {
                 PromoteError::Failed => ServiceError::Busy("the disk did not answer".to_owned()),
             });
         }
-        let row = self.row(&core, id, &called).ok_or_else(|| gone(id))?;
+        let row = self
+            .row(&core, id, &called)
+            .ok_or_else(|| gone(&core, id))?;
         if row.tier != TierKind::Ram {
             unpin(&mut core, id);
             return Err(ServiceError::NoSpace(

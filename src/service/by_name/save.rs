@@ -22,7 +22,7 @@ impl Service {
     /// durable; a refusal leaves it with those that it had.
     ///
     /// # Errors
-    /// `NotFound`, `NoState`, `Invalid`; `Busy` if the deadline passes; `NoSpace`, `TooLarge` and
+    /// `NotFound`, `Deleted`, `NoState`, `Invalid`; `Busy` if the deadline passes; `NoSpace`, `TooLarge` and
     /// `Unavailable` if the disk does not take it.
     pub async fn save(&self, request: SaveRequest) -> Result<SaveReply, ServiceError> {
         let SaveRequest {
@@ -55,7 +55,9 @@ impl Service {
             naming.keep()
         };
         let core = self.core.lock();
-        let row = self.row(&core, id, &called).ok_or_else(|| gone(id))?;
+        let row = self
+            .row(&core, id, &called)
+            .ok_or_else(|| gone(&core, id))?;
         let written = core.records.get(&id).map_or(0, |record| record.written);
         let written_bytes = if was_durable { 0 } else { written };
         Ok(SaveReply { row, written_bytes })
@@ -107,7 +109,9 @@ impl Service {
     fn promise(&self, id: SnapshotId) -> Result<Promise<'_>, ServiceError> {
         let mut core = self.core.lock();
         let mark = core.queue.trouble.mark();
-        let record = core.records.get_mut(&id).ok_or_else(|| gone(id))?;
+        let Some(record) = core.records.get_mut(&id) else {
+            return Err(gone(&core, id));
+        };
         record.waiters += 1;
         core.index.pin(&id, Pin::Named);
         if !core.is_durable(&id) {
@@ -132,7 +136,7 @@ impl Service {
     ) -> Result<(), ServiceError> {
         let Promise { id, mark, .. } = *promise;
         self.wait(deadline, |core| {
-            let record = core.records.get(&id).ok_or_else(|| gone(id))?;
+            let record = core.records.get(&id).ok_or_else(|| gone(core, id))?;
             if record.state == SaveState::Durable {
                 return Ok(true);
             }

@@ -44,6 +44,19 @@ impl Conversations {
         self.names.get(&snapshot).map_or(&[], Vec::as_slice)
     }
 
+    /// How many turns and branches name it.
+    pub fn count_names(&self, snapshot: SnapshotId) -> usize {
+        let named = self.named_by(snapshot).iter();
+        named
+            .filter_map(|key| self.all.get(key))
+            .map(|it| {
+                let turns = it.turns.iter().filter(|t| t.snapshot == Some(snapshot));
+                let branches = it.branches.values().filter(|id| **id == snapshot);
+                turns.count() + branches.count()
+            })
+            .sum()
+    }
+
     /// The snapshot is gone: turns and requests fall back to `instead` (an ancestor and its
     /// boundary), branches lose it.
     pub fn lost(&mut self, snapshot: SnapshotId, instead: Option<(SnapshotId, u32)>) {

@@ -94,6 +94,12 @@ impl Session {
     fn miss(&mut self, lookup: &Lookup, reason: Miss) -> Ended {
         if self.leads() {
             metrics::count(&self.service.metrics.misses, reason.as_str());
+            if reason == Miss::NothingStored {
+                self.service.metrics.tier_missed(TierKind::Ram);
+                if self.service.store.disk.is_some() {
+                    self.service.metrics.tier_missed(TierKind::Disk);
+                }
+            }
         }
         self.say(LookupResult {
             req: lookup.req,
@@ -276,6 +282,9 @@ impl Session {
         if self.leads() {
             let hits = &self.service.metrics.hits;
             hits.get_or_create(&restore.tier.into()).inc();
+            if restore.tier == TierKind::Disk {
+                self.service.metrics.tier_missed(TierKind::Ram);
+            }
         }
         let pairs = restore.parts.iter().skip(1);
         let parts = pairs

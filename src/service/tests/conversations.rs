@@ -381,3 +381,114 @@ async fn what_is_being_restored_can_be_deleted() {
     eventually("the files", || world.files("objects").is_empty()).await;
     world.check();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_save_whose_snapshot_is_deleted_meanwhile_says_so() {
+    let world = World::lazy().await;
+    let mut fake = Fake::attach(&world).await;
+    let id = fake.turn("c", &prompt(1, 1500), 1280).await;
+    fake.heard_all().await;
+    world.service.hold.set(Some("save:Writing"));
+    let service = std::sync::Arc::clone(&world.service);
+    let saving = tokio::spawn(async move {
+        let request = SaveRequest::new(Selector::conversation("c"));
+        service.save(request).await
+    });
+    eventually("a write under way", || {
+        world
+            .service
+            .hold
+            .held()
+            .iter()
+            .any(|held| held.starts_with("save:Writing"))
+    })
+    .await;
+    let service = std::sync::Arc::clone(&world.service);
+    let deleting = tokio::spawn(async move {
+        let select = Selector::conversation("c");
+        let whole = true;
+        service.delete(DeleteRequest { select, whole }).await
+    });
+    let error = saving.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    let text = format!("snapshot {id} was deleted meanwhile");
+    assert_eq!(error.to_string(), text);
+    world.service.hold.set(None);
+    assert_eq!(deleting.await.unwrap().unwrap().snapshots, [id]);
+    world.check();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deletion_does_what_it_says_or_nothing() {
+    let world = World::new().await;
+    let mut fake = Fake::attach(&world).await;
+    let tokens = prompt(1, 3000);
+    fake.turn("c", &tokens[..1100], 1024).await;
+    let id = fake.turn("c", &tokens[..2100], 2048).await;
+    fake.heard_all().await;
+    let delete = |select, whole| world.service.delete(DeleteRequest { select, whole });
+    let by_id = Selector {
+        conversation_id: Some("c".into()),
+        ..Selector::snapshot(id)
+    };
+    for (select, field) in [
+        (by_id, "`snapshot_id`"),
+        (turn("c", 1), "`turn_number`"),
+        (branch("c", "b"), "`branch_name`"),
+    ] {
+        let error = delete(select, true).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        let text = error.to_string();
+        assert!(text.contains(field) && text.contains("`whole`"), "{text}");
+    }
+    // The name of a conversation is not that of a request.
+    let error = delete(Selector::rid("c"), false).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert_eq!(list(&world, "c").len(), 2, "nothing went");
+    // A turn and a branch: both names go with the snapshot.
+    let mut request = SaveRequest::new(turn("c", 2));
+    request.select.branch_name = Some("b".into());
+    world.service.save(request).await.unwrap();
+    let reply = delete(Selector::snapshot(id), false).await.unwrap();
+    assert_eq!((reply.names, &*reply.snapshots), (2, &[id][..]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_alone_names_its_turn() {
+    let world = World::new().await;
+    let mut fake = Fake::attach(&world).await;
+    let tokens = prompt(1, 3000);
+    for (rid, len, at) in [
+        ("r-1", 1100, 1024),
+        ("r-2", 2100, 2048),
+        ("r-2", 3000, 2816),
+    ] {
+        let req = fake.open_as("c", rid, &tokens[..len], |_| ());
+        fake.save_at(req, &tokens, at).await;
+        fake.finish(req, len);
+        fake.say(RequestClose { req });
+        fake.heard_all().await;
+    }
+    let info = world.service.info(InfoRequest {
+        select: Selector::rid("r-1"),
+        with_tokens: false,
+    });
+    assert_eq!(info.unwrap().turn_number, Some(1));
+    let delete = |select| {
+        let whole = false;
+        world.service.delete(DeleteRequest { select, whole })
+    };
+    assert_eq!(kind(delete(Selector::rid("r-2")).await), ErrorKind::Invalid);
+    let second = Selector {
+        turn_number: Some(2),
+        ..Selector::rid("r-2")
+    };
+    assert_eq!(delete(second).await.unwrap().names, 1);
+    assert_eq!(delete(Selector::rid("r-2")).await.unwrap().names, 1);
+    assert_eq!(list(&world, "c"), [(Some(1), None, 1024)]);
+    assert_eq!(delete(Selector::rid("r-1")).await.unwrap().names, 1);
+    assert_eq!(
+        kind(delete(Selector::rid("r-1")).await),
+        ErrorKind::NotFound
+    );
+}

@@ -250,6 +250,15 @@ async fn from_disk_into_ram_and_on() {
     );
     assert_eq!(world.metric("engram_lookup_hits_total{tier=\"disk\"}"), 1.0);
     assert_eq!(world.metric("engram_lookup_hits_total{tier=\"ram\"}"), 1.0);
+    // RAM missed what came from disk; what nobody has, each tier missed.
+    let missed = |tier| {
+        world.metric(&format!(
+            "engram_lookup_tier_misses_total{{tier=\"{tier}\"}}"
+        ))
+    };
+    assert_eq!(missed("ram"), 1.0);
+    assert_eq!(fake.restore(&prompt(9, 3000)).await, None);
+    assert_eq!((missed("ram"), missed("disk")), (2.0, 1.0));
     world.check();
 }
 
