@@ -12,6 +12,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::error::CudaError;
+use super::memory::Mapping;
 use crate::device::shm::SharedMap;
 
 /// An opaque handle: of a context, a stream or an event.
@@ -20,7 +21,7 @@ type Handle = usize;
 /// What `cuIpcGetMemHandle` gives.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct IpcHandle([u8; 64]);
+pub(super) struct IpcHandle(pub [u8; 64]);
 
 /// `CU_CTX_SCHED_BLOCKING_SYNC`: a thread that waits sleeps.
 const SLEEP_IN_WAITS: u32 = 4;
@@ -28,17 +29,13 @@ const SLEEP_IN_WAITS: u32 = 4;
 const NON_BLOCKING: u32 = 1;
 /// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`.
 const SLEEPING_EVENT: u32 = 3;
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
-const LAZY_PEER_ACCESS: u32 = 1;
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: u32 = 600;
-/// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context.
-const PORTABLE: u32 = 1;
 
 macro_rules! functions {
     ($($field:ident = $symbol:literal ($($argument:ty),*);)*) => {
-        struct Functions {
-            $($field: unsafe extern "C" fn($($argument),*) -> u32,)*
+        pub(super) struct Functions {
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> u32,)*
         }
 
         impl Functions {
@@ -81,7 +78,7 @@ functions! {
 
 /// The driver, initialised.
 pub(super) struct Driver {
-    functions: Functions,
+    pub functions: Functions,
     uuid_v2: Option<unsafe extern "C" fn(*mut [u8; 16], c_int) -> u32>,
 }
 
@@ -98,7 +95,7 @@ pub(super) struct Found {
 
 /// A GPU's primary context, retained. It takes memory of the GPU.
 pub(super) struct Context {
-    driver: Arc<Driver>,
+    pub driver: Arc<Driver>,
     device: c_int,
     raw: Handle,
 }
@@ -113,20 +110,6 @@ pub(super) struct Stream {
 pub(super) struct Event {
     context: Arc<Context>,
     raw: Handle,
-}
-
-/// Memory of another process on the GPU.
-pub(super) struct Mapping {
-    context: Arc<Context>,
-    base: u64,
-    /// Bytes of the whole allocation.
-    pub size: u64,
-}
-
-/// Memory of this host that the GPU copies from and to by itself.
-pub(super) struct Pinned {
-    context: Arc<Context>,
-    map: Arc<SharedMap>,
 }
 
 fn symbol<F: Copy>(name: &'static str) -> Result<F, CudaError> {
@@ -196,7 +179,7 @@ impl Driver {
         Ok(found)
     }
 
-    fn check(&self, call: &'static str, code: u32) -> Result<(), CudaError> {
+    pub(super) fn check(&self, call: &'static str, code: u32) -> Result<(), CudaError> {
         if code == 0 {
             return Ok(());
         }
@@ -215,7 +198,7 @@ impl Driver {
     }
 
     /// For what is given back: nothing can be done but say it.
-    fn note(&self, call: &'static str, code: u32) {
+    pub(super) fn note(&self, call: &'static str, code: u32) {
         if let Err(error) = self.check(call, code) {
             tracing::debug!(%error, "Giving back to the GPU's driver");
         }
@@ -394,83 +377,5 @@ impl Drop for Event {
         // SAFETY: made once, destroyed once.
         let code = unsafe { (self.context.driver.functions.event_destroy)(self.raw) };
         self.context.driver.note("cuEventDestroy", code);
-    }
-}
-
-// === impl Mapping ===
-
-impl Mapping {
-    /// Opens what another process exported.
-    pub(super) fn open(context: &Arc<Context>, handle: [u8; 64]) -> Result<Self, CudaError> {
-        context.enter()?;
-        let driver = &context.driver;
-        let mut base = 0;
-        // SAFETY: the pointer is to a live number; the driver checks the handle.
-        driver.check("cuIpcOpenMemHandle", unsafe {
-            (driver.functions.ipc_open)(&raw mut base, IpcHandle(handle), LAZY_PEER_ACCESS)
-        })?;
-        let mut mapping = Self {
-            context: Arc::clone(context),
-            base,
-            size: 0,
-        };
-        let (mut start, mut size) = (0, 0);
-        // SAFETY: the pointers are to live numbers.
-        driver.check("cuMemGetAddressRange", unsafe {
-            (driver.functions.address_range)(&raw mut start, &raw mut size, base)
-        })?;
-        let before = base.saturating_sub(start);
-        mapping.size = (size as u64).saturating_sub(before);
-        Ok(mapping)
-    }
-
-    fn at(&self, offset: u64, len: u64) -> Result<u64, crate::device::shm::OutOfBounds> {
-        let end = offset.checked_add(len).filter(|end| *end <= self.size);
-        end.and_then(|_| self.base.checked_add(offset))
-            .ok_or(crate::device::shm::OutOfBounds {
-                offset,
-                len,
-                align: 1,
-                size: self.size,
-            })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        let _ = self.context.enter();
-        // SAFETY: opened once, closed once; the ring sees to it that no copy uses it any more.
-        let code = unsafe { (self.context.driver.functions.ipc_close)(self.base) };
-        self.context.driver.note("cuIpcCloseMemHandle", code);
-    }
-}
-
-// === impl Pinned ===
-
-impl Pinned {
-    /// Pins all of `map`.
-    pub(super) fn new(context: &Arc<Context>, map: &Arc<SharedMap>) -> Result<Self, CudaError> {
-        context.enter()?;
-        let (len, driver) = (map.len(), &context.driver);
-        let start = map.at(0, len, 1).expect("a map has all of itself");
-        // SAFETY: the range is a live mapping that `map` keeps until it is unregistered.
-        driver.check("cuMemHostRegister", unsafe {
-            (driver.functions.host_register)(start, len as usize, PORTABLE)
-        })?;
-        Ok(Self {
-            context: Arc::clone(context),
-            map: Arc::clone(map),
-        })
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        let _ = self.context.enter();
-        let start = self.map.at(0, self.map.len(), 1);
-        let start = start.expect("a map has all of itself");
-        // SAFETY: registered once, unregistered once, and the mapping still lives.
-        let code = unsafe { (self.context.driver.functions.host_unregister)(start) };
-        self.context.driver.note("cuMemHostUnregister", code);
     }
 }

@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::driver::{Context, Driver, Found, Mapping, Pinned};
+use super::driver::{Context, Driver, Found};
 use super::error::CudaError;
 use super::lane::{Direction, Lane};
+use super::memory::{Mapping, Pinned};
 use super::ring::CudaRing;
 use crate::device::shm::SharedMap;
 

@@ -21,6 +21,7 @@ mod driver;
 mod error;
 mod gpu;
 mod lane;
+mod memory;
 mod ring;
 
 use std::fmt;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::driver::Mapping;
 use super::gpu::{Gpu, Live};
 use super::lane::{Direction, Job};
+use super::memory::Mapping;
 use crate::device::shm::{OutOfBounds, SharedMap};
 use crate::device::{DeviceError, Done, Ring, selftest};
 
