@@ -46,6 +46,9 @@ struct Row {
     states: &'static [&'static str],
 }
 
+/// States of the daemon's save in which its snapshot is visible.
+const VISIBLE: [&str; 4] = ["Visible", "Writing", "Sealing", "Durable"];
+
 #[rustfmt::skip] // One machine a line or two.
 const MATRIX: [Row; 4] = [
     Row { side: Side::Worker, machine: "save",
@@ -177,6 +180,20 @@ impl Stage {
         wait_for("one session", || (workers(&self.daemon) == 1).then_some(()));
     }
 
+    /// The daemon went on after the engine had given it up, and had filled the ring with noise: nothing
+    /// of that request is visible.
+    fn check_nothing_late(&self, rid: &str) {
+        let rows = self.daemon.get("/v1/snapshots?limit=1000").json();
+        let late = |row: &&Value| row["rid"] == rid;
+        let late: Vec<_> = rows["snapshots"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(late)
+            .collect();
+        assert!(late.is_empty(), "{late:?}");
+    }
+
     /// Every snapshot that is listed restores to the right answer.
     fn check_snapshots(&mut self) {
         let rows = self.daemon.get("/v1/snapshots?limit=1000").json();
@@ -215,6 +232,7 @@ impl Stage {
         let lift = self.hold(side, machine, state);
         self.engine.flush();
         let (place, rid) = (self.engine.place().clone(), format!("held-{}", self.seed));
+        let held = rid.clone();
         let body = json!({
             "input_ids": prompt, "rid": rid, "session_id": rid,
             "sampling_params": { "max_new_tokens": ANSWER },
@@ -253,6 +271,10 @@ impl Stage {
         }
         self.wait_attached();
         self.check_accounts();
+        let unfinished = side == Side::Daemon && machine == "save" && !VISIBLE.contains(&state);
+        if unfinished && blow == Blow::Stop {
+            self.check_nothing_late(&held);
+        }
         self.check_snapshots();
         self.check_accounts();
         // It saves and restores again.

@@ -10,6 +10,9 @@ use crate::device::shm::{OutOfBounds, SharedMap};
 /// Rooms start at multiples of this many bytes.
 const ALIGN: u64 = 64;
 
+/// What a ring is full of that nobody uses any more.
+const NOISE: u8 = 0xa5;
+
 /// The ring.
 #[derive(Debug)]
 pub struct Ring {
@@ -115,6 +118,12 @@ impl Ring {
             size += len;
         }
         self.free.insert(start, size);
+    }
+
+    /// Fills all of it with noise.
+    pub fn spoil(&self) {
+        let filled = self.map.fill(0, self.map.len(), NOISE);
+        debug_assert!(filled.is_ok(), "the ring lies inside its map");
     }
 
     /// Writes to the start of a room.

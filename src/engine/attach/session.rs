@@ -200,6 +200,11 @@ impl Session {
     /// Drops everything under way. Nothing of the pools is held after it.
     pub fn end(mut self, end: &End, cx: &mut Cx<'_>) {
         self.link.close(end.reason());
+        if end.reason() != CloseReason::Shutdown {
+            // As if the memory were used for something else from here on: a daemon that reads it late
+            // must not find what looks like a state.
+            self.ring.spoil();
+        }
         for save in std::mem::take(&mut self.saves).into_values() {
             save.let_go(cx.device);
             cx.counts.drop_save("session_end");

@@ -26,7 +26,7 @@ use super::copies::{Copy, What};
 use super::{Ended, Session};
 use crate::device::DeviceError;
 use crate::index::TreeKey;
-use crate::proto::channel::layout::{DeclineReason, Piece, Status};
+use crate::proto::channel::layout::{CloseReason, DeclineReason, Piece, Status};
 use crate::proto::channel::msg::{Drain, Drained, SaveAbort, Saved};
 use crate::service::commit::{Block, Commit, ShardBlocks};
 use crate::service::core::Model;
@@ -212,6 +212,9 @@ impl Session {
             });
         };
         save.active = now;
+        if self.has_left() {
+            return self.left_behind(id).await;
+        }
         if let Err(error) = result {
             tracing::warn!(%error, save = id, "A piece could not be copied out of the ring");
             self.service.metrics.error("copy");
@@ -225,11 +228,14 @@ impl Session {
                 .drop_save(id, Status::Failed, DeclineReason::BadRequest)
                 .await;
         }
-        if let Some(part) = save.parts.get_mut(part) {
+        let mut whole = false;
+        if let Some(save) = self.saves.get_mut(&id)
+            && let Some(part) = save.parts.get_mut(part)
+        {
             part.at = PartAt::In;
             save.missing -= 1;
+            whole = save.missing == 0;
         }
-        let whole = save.missing == 0;
         self.say(Drained {
             save: id,
             piece,
@@ -237,6 +243,20 @@ impl Session {
             status: Status::Ok,
         })?;
         if whole { self.whole(id).await } else { Ok(()) }
+    }
+
+    /// The worker gave the daemon up, and may use the memory of its ring for something else: what was
+    /// copied out of it since, or may have been, counts for nothing. A worker that ends, or was killed,
+    /// leaves its ring as it is.
+    fn has_left(&self) -> bool {
+        let reason = self.end.link.peer_closed();
+        reason.is_some_and(|reason| reason != CloseReason::Shutdown)
+    }
+
+    /// Drops a save of a worker that left.
+    async fn left_behind(&mut self, id: u64) -> Ended {
+        self.drop_save(id, Status::Cancelled, DeclineReason::Disabled)
+            .await
     }
 
     /// All parts are in. Commits it, and those that waited for it.
@@ -249,6 +269,9 @@ impl Session {
             if save.state == SaveState::Draining {
                 self.advance(id, SaveState::Committing);
                 self.hold(Point::Save(&SaveState::Committing)).await;
+            }
+            if self.has_left() {
+                return self.left_behind(id).await;
             }
             let after = self.saves.get(&id).and_then(|save| save.after);
             if after.is_some_and(|after| self.saves.contains_key(&after)) {
