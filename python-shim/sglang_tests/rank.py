@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import datetime
 import json
+import pathlib
 import random
 import sys
 import threading
 import time
 import urllib.request
+import uuid
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -111,6 +113,21 @@ class Rank:
 
     def join(self) -> None:
         self.until(lambda: self.shim.joined, "both attached")
+
+    def calm(self) -> None:
+        """From here on nobody kills the daemon; all ranks are attached to the one that runs."""
+        folder = pathlib.Path(sys.argv[2])
+        if self.rank == 0:
+            (folder / "calm").touch()
+        self.until((folder / "calm.seen").exists, "calm")
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/status", timeout=30) as answer:
+            boot = uuid.UUID(json.loads(answer.read())["boot"]).bytes
+
+        def here() -> bool:
+            session = self.shim.session
+            return self.shim.joined and session is not None and session.end.boot == boot
+
+        self.until(here, "both attached to the daemon that runs")
 
     def flush(self) -> None:
         self.until(lambda: not self.w.stream.work, "the device")
@@ -308,7 +325,7 @@ def storm(r: Rank) -> None:
         make_late(r, 0.02)
     r.join()
     history: dict[int, list[int]] = {}
-    for turn in range(24):
+    for turn in range(36):
         chosen = same.sample(range(8), 3)
         going = []
         for key in chosen:
@@ -331,7 +348,7 @@ def storm(r: Rank) -> None:
         if same.random() < 0.3:
             r.run()
             r.flush()
-    r.join()
+    r.calm()
     r.flush()
     two_turns(r, 640, key=99_000)
     counts = r.shim.counts

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
-SCENARIOS = ["plain", "late", "missing_shard", "one_session", "refused_by_one", "boundaries", "fault", "asked_again", "storm"]
+SCENARIOS = ["plain", "late", "missing_shard", "one_session", "refused_by_one", "boundaries", "fault", "asked_again", pytest.param("storm", marks=pytest.mark.storm)]
 
 
 class Pair:
     """Two processes, each one rank (`rank.py`), which play one scenario after the other."""
 
     def __init__(self, folder: pathlib.Path) -> None:
+        self.folder, self.calm = folder, False
         self.logs = [folder / f"rank{rank}.log" for rank in range(2)]
         self.processes, self.answers = [], queue.SimpleQueue[int]()
         for rank, log in enumerate(self.logs):
@@ -43,7 +44,10 @@ class Pair:
             self.answers.put(rank)
 
     def play(self, name: str, daemon: Any, seed: int, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Plays it on both ranks."""
+        """Plays it on both ranks. `meanwhile` may do harm until they ask for calm."""
+        self.calm = False
+        for name_ in ("calm", "calm.seen"):
+            (self.folder / name_).unlink(missing_ok=True)
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.write(json.dumps([name, daemon.target, daemon.port, seed]) + "\n")
@@ -54,7 +58,11 @@ class Pair:
         """Until both ranks have answered."""
         end, answered = time.monotonic() + seconds, 0
         while answered < 2:
-            meanwhile()
+            if not self.calm:
+                meanwhile()
+            if not self.calm and (self.folder / "calm").exists():
+                self.calm = True
+                (self.folder / "calm.seen").touch()
             gone = [process.poll() for process in self.processes]
             assert gone == [None, None] and time.monotonic() < end, self.told()
             try:
@@ -100,6 +108,7 @@ def test_two_ranks(name: str, pairs: Any, daemon: Any, seed: int) -> None:
     pairs().play(name, daemon(ram="256MiB"), seed)
 
 
+@pytest.mark.storm
 @pytest.mark.timeout(400)
 def test_two_ranks_while_the_daemon_dies(pairs: Any, daemon: Any, seed: int) -> None:
     one = daemon(ram="256MiB")
