@@ -104,17 +104,9 @@ impl Service {
                 .entry(id)
                 .or_insert_with(|| room_of(model, kind, range));
         }
-        match self.promise_room(&mut core, needs, ticket) {
-            Ok(promise) => {
-                core.index.touch(&hit.snapshot, self.clock.now());
-                let lease = Lease { token, promise };
-                Ok(Leased { hit, lease, there })
-            }
-            Err(why) => {
-                core.index.release(token);
-                Err(why)
-            }
-        }
+        let lease = self.with_room(&mut core, token, needs, ticket)?;
+        core.index.touch(&hit.snapshot, self.clock.now());
+        Ok(Leased { hit, lease, there })
     }
 
     /// A snapshot, held, with room for all of it.
@@ -132,29 +124,27 @@ impl Service {
             .filter_map(|id| Some((id, core.index.object(&id)?)))
             .map(|(id, info)| (id, room_of(&model, info.kind, info.range)))
             .collect();
-        match self.promise_room(core, needs, ticket) {
-            Ok(promise) => Ok(Lease { token, promise }),
-            Err(why) => {
-                core.index.release(token);
-                Err(why)
-            }
-        }
+        self.with_room(core, token, needs, ticket)
     }
 
-    fn promise_room(
+    /// The lease, once its room is promised; without that the snapshot is let go.
+    fn with_room(
         &self,
         core: &mut Core,
+        token: LeaseToken,
         needs: HashMap<ObjectId, u64>,
         ticket: Option<Ticket>,
-    ) -> Result<Promise, NoLease> {
+    ) -> Result<Lease, NoLease> {
         let needs: Vec<_> = needs.into_iter().collect();
         let budget = self.store.ram.usage().budget;
-        match core.promises.ask(&needs, budget, ticket, self.clock.now()) {
-            Answer::Yes(promise) => Ok(promise),
-            Answer::Later => Err(NoLease::Later),
-            Answer::Never => Err(NoLease::NoRoom),
-            Answer::TooLarge => Err(NoLease::TooLarge),
-        }
+        let why = match core.promises.ask(&needs, budget, ticket, self.clock.now()) {
+            Answer::Yes(promise) => return Ok(Lease { token, promise }),
+            Answer::Later => NoLease::Later,
+            Answer::Never => NoLease::NoRoom,
+            Answer::TooLarge => NoLease::TooLarge,
+        };
+        core.index.release(token);
+        Err(why)
     }
 
     /// Ends a lease.

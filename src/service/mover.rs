@@ -149,7 +149,7 @@ impl Service {
         }
         for object in objects {
             // Somebody may have saved the same prefix again: then it is known again, and stays.
-            let core = self.core.lock();
+            let mut core = self.core.lock();
             let known = core.index.object(object);
             if known.is_some_and(|info| info.tiers.contains(TierKind::Disk)) {
                 continue;
@@ -157,8 +157,8 @@ impl Service {
             if known.is_none() {
                 self.drop_from_ram(&core, std::slice::from_ref(object));
             }
+            core.unnamed.remove(object);
             drop(core);
-            self.core.lock().unnamed.remove(object);
             if let Some(disk) = &self.store.disk
                 && let Err(error) = disk.remove(object)
             {
@@ -320,12 +320,15 @@ impl Service {
         let victims = core.index.victims(TierKind::Ram, u64::MAX, now);
         let mut left = UNWRITTEN_AT_ONCE;
         for victim in victims {
+            if left == 0 {
+                break;
+            }
             let Some(snapshot) = victim.snapshot.filter(|_| victim.action != Action::Drop) else {
                 continue;
             };
             let hit = core.index.hit(&snapshot);
             let unnamed = |hit: Hit| hit.kv.iter().any(|kv| core.unnamed.contains(&kv.object));
-            if left == 0 || !hit.is_some_and(unnamed) {
+            if !hit.is_some_and(unnamed) {
                 continue;
             }
             left -= 1;
