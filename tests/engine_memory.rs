@@ -17,13 +17,6 @@ fn oracle() -> Engine {
     Engine::alone(&["--no-cache"])
 }
 
-/// Waits until everything visible is on disk.
-fn durable(daemon: &Daemon) {
-    wait_for("everything on disk", || {
-        (daemon.get("/v1/status").json()["pending_writes"] == 0).then_some(())
-    });
-}
-
 /// Nothing of the pools is held or cached once all is done and the cache is emptied.
 fn check_accounts(engine: &Engine) {
     engine.settled();
@@ -124,7 +117,7 @@ fn after_the_daemons_death_what_was_durable_comes_from_disk() {
     let said = tokens(4, 1300);
     let first = engine.generate("chat", "chat-1", &said, ANSWER);
     engine.settled();
-    durable(&daemon);
+    daemon.all_durable();
     daemon.kill();
     // Without a daemon the engine serves on.
     let other = tokens(5, 300);
@@ -199,7 +192,7 @@ fn a_repeated_prompt_is_offered_and_writes_nothing() {
     let said = tokens(8, 700);
     engine.generate("chat", "chat-1", &said, ANSWER);
     engine.settled();
-    durable(&daemon);
+    daemon.all_durable();
     let written = daemon.metric("engram_written_bytes_total");
     assert!(written > 0.0);
     engine.generate("chat", "chat-2", &said, ANSWER);
@@ -213,7 +206,7 @@ fn a_repeated_prompt_is_offered_and_writes_nothing() {
             > 0,
         "{memory}"
     );
-    durable(&daemon);
+    daemon.all_durable();
     assert_eq!(daemon.metric("engram_written_bytes_total"), written);
 }
 

@@ -58,13 +58,6 @@ fn cold() -> Engine {
     Engine::alone(&["--no-cache"])
 }
 
-/// Waits until what is visible is on disk.
-fn durable(daemon: &Daemon) {
-    wait_for("everything on disk", || {
-        (daemon.get("/v1/status").json()["pending_writes"] == 0).then_some(())
-    });
-}
-
 /// Every slot and page is free once all is done and the cache is emptied.
 fn accounts(engine: &Engine) {
     engine.settled();
@@ -169,7 +162,7 @@ fn requests_given_up_in_the_middle_leave_nothing() {
     for (prompt, i) in prompts.iter().zip(0..) {
         engine.generate(&format!("c{i}"), &format!("first{i}"), prompt, 4);
     }
-    durable(&daemon);
+    daemon.all_durable();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let (engine, stop) = (&engine, &stop);
@@ -291,7 +284,7 @@ fn a_soak_of_deaths_keeps_every_answer() {
             said.extend(tokens(1000 + round, 60));
         }
         engine.settled();
-        durable(&daemon);
+        daemon.all_durable();
         if round % 2 == 0 {
             engine.kill();
             engine.restart_beside(&daemon);
@@ -389,7 +382,7 @@ fn many_snapshots_spread_over_folders() {
     for i in 0..300 {
         worker.turn(&format!("c{i}"), &prompt(i + 1, 40), 32);
     }
-    durable(&daemon);
+    daemon.all_durable();
     wait_for("all of them on disk", || {
         (daemon.metric("engram_durable_snapshots_total") == 300.0).then_some(())
     });
@@ -413,7 +406,7 @@ fn a_daemon_that_was_gone_for_a_moment_is_found_again() {
     let prompt = tokens(1, 1300);
     let first = engine.generate("c", "r1", &prompt, 4);
     engine.settled();
-    durable(&daemon);
+    daemon.all_durable();
     let boot = engine.info()["memory"]["boot"].clone();
     // Faster than any heartbeat.
     daemon.restart();

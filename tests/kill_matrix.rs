@@ -149,12 +149,6 @@ impl Stage {
         self.engine.settled();
     }
 
-    fn durable(&self) {
-        wait_for("everything on disk", || {
-            (self.daemon.get("/v1/status").json()["pending_writes"] == 0).then_some(())
-        });
-    }
-
     /// Nothing is held once all is done, and nothing is lost.
     fn check_accounts(&self) {
         self.settle();
@@ -227,7 +221,7 @@ impl Stage {
         if machine == "restore" {
             assert_eq!(self.ask(&prompt).tokens, right);
             self.settle();
-            self.durable();
+            self.daemon.all_durable();
         }
         let lift = self.hold(side, machine, state);
         self.engine.flush();

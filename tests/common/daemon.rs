@@ -77,6 +77,13 @@ impl Daemon {
         self.place.get(path)
     }
 
+    /// Waits until everything visible is on disk.
+    pub fn all_durable(&self) {
+        wait_for("everything on disk", || {
+            (self.get("/v1/status").json()["pending_writes"] == 0).then_some(())
+        });
+    }
+
     /// POST of JSON over TCP.
     pub fn post(&self, path: &str, body: &Value) -> Answer {
         self.place.post(path, body)
