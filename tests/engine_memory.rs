@@ -17,17 +17,6 @@ fn oracle() -> Engine {
     Engine::alone(&["--no-cache"])
 }
 
-/// Nothing of the pools is held or cached once all is done and the cache is emptied.
-fn check_accounts(engine: &Engine) {
-    engine.settled();
-    engine.flush();
-    let info = engine.info();
-    assert_eq!(info["sanity_check"], "ok", "{info}");
-    for pool in ["slots", "pages"] {
-        assert_eq!(info[pool]["free"], info[pool]["total"], "{info}");
-    }
-}
-
 fn restored(reply: &Reply) -> (u64, u64, &str) {
     let engram = &reply.meta["engram"];
     let number = |key: &str| engram[key].as_u64().unwrap_or_else(|| panic!("{engram}"));
@@ -56,7 +45,7 @@ fn every_turn_comes_back_from_ram_after_the_device_forgot_it() {
         boundary = (said.len() as u64 + ANSWER as u64 - 1) / 256 * 256;
         said.extend(reply.tokens);
         said.extend(tokens(turn + 1, 170));
-        check_accounts(&engine);
+        engine.check_accounts();
     }
     let counts = engine.settled()["counts"].take();
     assert_eq!(
@@ -102,7 +91,7 @@ fn a_killed_engine_finds_its_memory_in_ram_whatever_its_pools_are_like_now() {
         let again = engine.generate("chat", "chat-1", &said, ANSWER);
         assert_eq!(again.tokens, first.tokens, "{args:?}");
         assert_eq!(restored(&again), (1280, 1280, "ram"), "{args:?}");
-        check_accounts(&engine);
+        engine.check_accounts();
     }
 }
 
@@ -135,7 +124,7 @@ fn after_the_daemons_death_what_was_durable_comes_from_disk() {
     let again = engine.generate("chat", "chat-2", &said, ANSWER);
     assert_eq!(again.tokens, first.tokens);
     assert_eq!(restored(&again), (1280, 1280, "disk"));
-    check_accounts(&engine);
+    engine.check_accounts();
     // From now on from RAM.
     let again = engine.generate("chat", "chat-3", &said, ANSWER);
     assert_eq!(
@@ -162,7 +151,7 @@ fn an_engine_that_came_first_attaches_when_a_daemon_appears() {
     engine.generate("chat", "chat-2", &said, ANSWER);
     let memory = engine.settled();
     assert!(memory["counts"]["saved"].as_u64().unwrap() > 0, "{memory}");
-    check_accounts(&engine);
+    engine.check_accounts();
     let again = engine.generate("chat", "chat-3", &said, ANSWER);
     assert_eq!((again.tokens, again.cached), (alone.tokens, 512));
 }
@@ -241,7 +230,7 @@ fn over_tcp_the_token_counts_and_a_refusal_leaves_the_engine_serving() {
     let engine = Engine::alone(&["--engram", &url, "--engram-token-file", token]);
     engine.wait_attached(&daemon);
     engine.generate("chat", "chat-2", &said, ANSWER);
-    check_accounts(&engine);
+    engine.check_accounts();
     let again = engine.generate("chat", "chat-3", &said, ANSWER);
     assert_eq!((again.cached, again.tokens), (256, right.tokens));
 }
@@ -253,7 +242,7 @@ fn zeroing_the_restored_state_or_the_restored_kv_changes_the_answer() {
     let engine = Engine::beside(&daemon, &[]);
     let said = tokens(10, 1300);
     let right = engine.generate("chat", "chat-1", &said, ANSWER);
-    check_accounts(&engine);
+    engine.check_accounts();
     for (what, same) in [
         (json!("state"), false),
         (json!("kv"), false),
@@ -264,6 +253,6 @@ fn zeroing_the_restored_state_or_the_restored_kv_changes_the_answer() {
         let reply = engine.generate("chat", &format!("again-{what}"), &said, ANSWER);
         assert_eq!(restored(&reply).1, 1280);
         assert_eq!(reply.tokens == right.tokens, same, "{what}");
-        check_accounts(&engine);
+        engine.check_accounts();
     }
 }

@@ -58,17 +58,6 @@ fn cold() -> Engine {
     Engine::alone(&["--no-cache"])
 }
 
-/// Every slot and page is free once all is done and the cache is emptied.
-fn accounts(engine: &Engine) {
-    engine.settled();
-    engine.flush();
-    let info = engine.info();
-    assert_eq!(info["sanity_check"], "ok", "{info}");
-    for pool in ["slots", "pages"] {
-        assert_eq!(info[pool]["free"], info[pool]["total"], "{info}");
-    }
-}
-
 /// Forgets everything on the device that the daemon has.
 fn forget(engine: &Engine) {
     engine.settled();
@@ -112,7 +101,7 @@ fn answers_are_right_at_every_edge_of_a_page_and_a_block() {
                 );
             }
         }
-        accounts(&engine);
+        engine.check_accounts();
     }
 }
 
@@ -147,7 +136,7 @@ fn many_ask_for_the_same_prefix_while_it_is_made() {
             forget(&engine);
         }
     }
-    accounts(&engine);
+    engine.check_accounts();
 }
 
 #[test]
@@ -203,14 +192,14 @@ fn requests_given_up_in_the_middle_leave_nothing() {
         stop.store(true, Ordering::Relaxed);
         assert!(found > 0, "nothing was given up");
     });
-    accounts(&engine);
+    engine.check_accounts();
     for (prompt, i) in prompts.iter().zip(0..) {
         let rid = format!("last{i}");
         let reply = engine.generate(&format!("c{i}"), &rid, prompt, 8);
         assert_eq!(reply.tokens, oracle.generate("o", &rid, prompt, 8).tokens);
         assert_eq!(reply.cached, 2560);
     }
-    accounts(&engine);
+    engine.check_accounts();
     wait_for("all leases back", || {
         let workers = daemon.get("/v1/workers").json();
         let worker = &workers["workers"][0];
@@ -250,7 +239,7 @@ fn what_is_saved_while_others_decode_is_right() {
         assert_eq!(reply.tokens, expected.tokens, "client {client}");
         assert_eq!(reply.cached, 256, "client {client}");
     }
-    accounts(&engine);
+    engine.check_accounts();
 }
 
 #[test]
@@ -296,7 +285,7 @@ fn a_soak_of_deaths_keeps_every_answer() {
         }
     }
     assert!(cached > 0);
-    accounts(&engine);
+    engine.check_accounts();
     assert_eq!(disk::quarantine(&daemon.data()), []);
 }
 
@@ -415,7 +404,7 @@ fn a_daemon_that_was_gone_for_a_moment_is_found_again() {
     engine.flush();
     let again = engine.generate("c", "r2", &prompt, 4);
     assert_eq!((again.cached, again.tokens), (1280, first.tokens));
-    accounts(&engine);
+    engine.check_accounts();
 }
 
 #[test]
@@ -445,13 +434,13 @@ fn a_stopped_daemon_costs_a_prefill_and_nothing_else() {
             "{rid}"
         );
     }
-    accounts(&engine);
+    engine.check_accounts();
     daemon.process().resume();
     engine.wait_attached(&daemon);
     forget(&engine);
     let reply = engine.generate("c", "r4", &prompt, 4);
     assert_eq!(reply.tokens, oracle.generate("o", "r4", &prompt, 4).tokens);
-    accounts(&engine);
+    engine.check_accounts();
     wait_for("all leases back", || {
         let workers = daemon.get("/v1/workers").json();
         (workers["workers"][0]["leases"] == 0).then_some(())
@@ -473,6 +462,6 @@ fn a_store_that_fails_is_the_daemons_business() {
         let reply = engine.generate(&rid, &rid, &prompt, 4);
         assert_eq!(reply.tokens, oracle.generate("o", &rid, &prompt, 4).tokens);
     }
-    accounts(&engine);
+    engine.check_accounts();
     assert_eq!(daemon.get("/readyz").status, 200);
 }

@@ -94,6 +94,17 @@ impl Engine {
         })
     }
 
+    /// Every slot and page is free once all is done and the cache is emptied.
+    pub fn check_accounts(&self) {
+        self.settled();
+        self.flush();
+        let info = self.info();
+        assert_eq!(info["sanity_check"], "ok", "{info}");
+        for pool in ["slots", "pages"] {
+            assert_eq!(info[pool]["free"], info[pool]["total"], "{info}");
+        }
+    }
+
     /// Empties the device cache.
     pub fn flush(&self) {
         wait_for("an empty device cache", || {
