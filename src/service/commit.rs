@@ -12,6 +12,7 @@ use super::Service;
 use super::api::Event;
 use super::conversations::{ConversationKey, Owner};
 use super::core::{Core, Model, Record};
+use super::room::Reservation;
 use super::save_state::SaveState;
 use crate::index::{IndexError, KvRef, NewSnapshot, ObjectEntry, Retain, TierSet, TreeKey};
 use crate::pool::PrefixHasher;
@@ -51,6 +52,8 @@ pub(super) struct Commit<'a> {
     pub base: u32,
     /// By rank.
     pub shards: Vec<ShardBlocks>,
+    /// Room in the RAM tier for all of them.
+    pub rooms: Vec<Reservation>,
     pub conversation: &'a ConversationKey,
     pub owner: Owner,
     pub rid: &'a Arc<str>,
@@ -95,12 +98,13 @@ impl CommitError {
 
 impl Service {
     /// Makes a whole save visible, or finds that it is.
-    pub(super) fn commit(&self, commit: Commit<'_>) -> Result<SnapshotId, CommitError> {
+    pub(super) fn commit(&self, mut commit: Commit<'_>) -> Result<SnapshotId, CommitError> {
         let mut hasher = PrefixHasher::new(commit.key.fingerprint, commit.key.namespace);
         hasher.update(commit.tokens);
         let now = self.clock.now();
         let mut core = self.core.lock();
-        let id = match self.commit_locked(&mut core, &hasher, &commit) {
+        let rooms = std::mem::take(&mut commit.rooms);
+        let id = match self.commit_locked(&mut core, &hasher, &commit, rooms) {
             Ok(id) => id,
             Err(error) => {
                 drop(core);
@@ -129,6 +133,7 @@ impl Service {
         core: &mut Core,
         hasher: &PrefixHasher,
         commit: &Commit<'_>,
+        rooms: Vec<Reservation>,
     ) -> Result<SnapshotId, CommitError> {
         let Commit {
             model,
@@ -213,17 +218,19 @@ impl Service {
             fresh.push(object);
         }
         let mut put = Vec::with_capacity(2);
-        for object in &fresh {
-            match self.store.ram.put(object) {
-                Ok(Stored::Written { .. }) => put.push(object.meta.id),
-                // Whoever brought it, it is the KV or the state of the same prefix.
-                Ok(Stored::AlreadyThere) => continue,
-                Err(error) => {
-                    self.drop_from_ram(core, &put);
-                    return Err(error.into());
+        let mut put_all = || {
+            for object in &fresh {
+                // If it is there, whoever brought it, it is the KV or the state of the same prefix.
+                if let Stored::Written { .. } = self.store.ram.put(object)? {
+                    put.push(object.meta.id);
+                    self.seal(object);
                 }
             }
-            self.seal(object);
+            Ok::<(), StoreError>(())
+        };
+        if let Err(error) = Reservation::spend(rooms, &mut put_all) {
+            self.drop_from_ram(core, &put);
+            return Err(error.into());
         }
         let id = SnapshotId::new();
         let new = NewSnapshot {

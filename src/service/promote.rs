@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Service;
-use super::room::footprint;
+use super::room::{Reservation, footprint};
 use super::session::Event;
 use crate::store::{ErrorKind, Object, StoreError, Stored, Tier};
 use crate::types::{ObjectId, TierKind};
@@ -223,8 +223,7 @@ impl Service {
                 Ok(object) => {
                     let took = self.clock.monotonic().saturating_sub(began);
                     self.note_speed(object.bytes(), took);
-                    drop(reservation);
-                    self.keep_in_ram(&object);
+                    self.keep_in_ram(&object, reservation);
                     return Ok(object);
                 }
                 Err(error) if error.kind() == ErrorKind::NoSpace => {
@@ -245,13 +244,14 @@ impl Service {
     }
 
     /// The object joins the RAM tier, if that has room and anybody may still find it.
-    fn keep_in_ram(&self, object: &Object) {
+    fn keep_in_ram(&self, object: &Object, room: Option<Reservation>) {
         let id = &object.meta.id;
         let mut core = self.core.lock();
         if core.index.object(id).is_none() {
             return;
         }
-        match self.store.ram.put(object) {
+        let room = room.into_iter().collect();
+        match Reservation::spend(room, || self.store.ram.put(object)) {
             Ok(Stored::Written { .. } | Stored::AlreadyThere) => {
                 let _ = core.index.set_tier(id, TierKind::Ram, true);
                 self.metrics.promoted.inc();

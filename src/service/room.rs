@@ -27,9 +27,28 @@ pub(super) struct Reservation {
 
 // === impl Reservation ===
 
+impl Reservation {
+    /// What the room was taken for comes into the tier by `put`, which counts it from then on.
+    /// Nobody else can take the room between.
+    pub(super) fn spend<T>(rooms: Vec<Self>, put: impl FnOnce() -> T) -> T {
+        let Some(all) = rooms.first().map(|room| Arc::clone(&room.all)) else {
+            return put();
+        };
+        let mut all = all.lock();
+        let done = put();
+        for mut room in rooms {
+            *all -= std::mem::take(&mut room.bytes);
+        }
+        done
+    }
+}
+
 impl Drop for Reservation {
     fn drop(&mut self) {
-        *self.all.lock() -= self.bytes;
+        // A spent one is dropped under the lock.
+        if self.bytes > 0 {
+            *self.all.lock() -= self.bytes;
+        }
     }
 }
 

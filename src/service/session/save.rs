@@ -317,8 +317,6 @@ impl Session {
         let Some(shard) = save.take_blocks() else {
             return failed(Status::Failed);
         };
-        // From here on the tier itself counts them.
-        drop(save.room.take());
         let commit = Commit {
             model: &save.model,
             namespace: &request.namespace,
@@ -326,6 +324,7 @@ impl Session {
             tokens,
             base: save.base,
             shards: vec![shard],
+            rooms: save.room.take().into_iter().collect(),
             conversation: &request.conversation,
             owner: (self.worker.session, save.req),
             rid: &request.rid,

@@ -92,19 +92,22 @@ impl Session {
         let Whole { shards, others } = whole;
         let leader = shards.iter().find_map(|shard| shard.leader.clone());
         let result = leader.ok_or(Status::Failed).and_then(|leader| {
-            let blocks = |shard: Brought| {
-                // From here on the tier itself counts them.
-                drop(shard.room);
-                let Brought { state, kv, .. } = shard;
-                ShardBlocks { state, kv }
-            };
+            let (mut blocks, mut rooms) = (Vec::new(), Vec::new());
+            for Brought {
+                state, kv, room, ..
+            } in shards
+            {
+                blocks.push(ShardBlocks { state, kv });
+                rooms.extend(room);
+            }
             let commit = Commit {
                 model: &save.model,
                 namespace: &request.namespace,
                 key: save.key,
                 tokens,
                 base: save.base,
-                shards: shards.into_iter().map(blocks).collect(),
+                shards: blocks,
+                rooms,
                 conversation: &leader.conversation,
                 owner: leader.owner,
                 rid: &leader.rid,
