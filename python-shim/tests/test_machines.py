@@ -216,7 +216,7 @@ def test_any_walk_of_a_restore(seed: int) -> None:
             world.leases += 1
             world.leases_ever += 1
             parts = a_want(rng)
-            streams = UNIT + int(parts.offsets[-1]) > world.space.size
+            streams = UNIT + parts.offsets[-1] > world.space.size
             restore.leased(world.leases_ever, 600, 0, UNIT, parts, streams, now)
         elif act < 0.5:
             restore.consider(world, now)

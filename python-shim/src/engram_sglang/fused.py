@@ -127,12 +127,13 @@ class Mover:
         if number == 1:
             # The usual save: what a table would say goes along with the launch.
             table, one = self._tables[0], pieces[0].tolist()
+            most = one[4]
         else:
             table, one = self._table(), [0] * _FIELDS
             table.numbers[:number] = pieces
             table.device[:number].copy_(table.host[:number], non_blocking=True)
+            most = int(pieces[:, 4].max())
         block, tokens, skip, first, count = one
-        most = int(pieces[:, 4].max())
         grid = (max(1, -(-most // sides.rows)) * sides.grid_columns, sides.count, number)
         _move[grid](
             # No address of a device fits 32 bits, and so its type is always the same; but for warming.

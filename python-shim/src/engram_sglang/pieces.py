@@ -7,6 +7,8 @@ behind another in the ring, for which there is one room, one copy and one messag
 
 from __future__ import annotations
 
+import bisect
+import zlib
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -20,53 +22,83 @@ from .copier import Event
 
 
 class Parts:
-    """Pieces of KV, by number."""
+    """Pieces of KV, by number. Each call of numpy costs as much as some ten steps of Python, so there are few."""
 
-    __slots__ = ("count", "ends", "offsets", "row_bytes", "starts")
+    __slots__ = ("_arrays", "_pairs", "count", "ends", "offsets", "row_bytes", "starts")
 
     def __init__(self, pairs: Sequence[int], row_bytes: int) -> None:
         """`pairs`: first and last token (half open) of each. Raises ValueError for an odd number."""
-        both = np.array(array("q", pairs)).reshape(-1, 2)
-        self.starts, self.ends, self.count, self.row_bytes = both[:, 0], both[:, 1], len(both), row_bytes
-        self.offsets = np.zeros(self.count + 1, dtype=np.int64)
-        """Where each lies in the ring, if the first one lies at 0 and all others behind it."""
-        np.cumsum(-(-(self.ends - self.starts) * row_bytes // RUN_ALIGN) * RUN_ALIGN, out=self.offsets[1:])
+        self._pairs = array("q", pairs)
+        both = np.array(self._pairs)
+        if len(both) % 2:
+            raise ValueError("half a piece")
+        starts, ends = both[0::2], both[1::2]
+        rooms = np.empty(len(starts) + 1, dtype=np.int64)
+        rooms[0] = 0
+        np.cumsum((ends - starts) * row_bytes + (RUN_ALIGN - 1) & -RUN_ALIGN, out=rooms[1:])
+        self._arrays = both, starts, ends, rooms
+        self.count, self.row_bytes = len(starts), row_bytes
+        self.starts, self.ends = self._pairs[0::2], self._pairs[1::2]
+        self.offsets: list[int] = rooms.tolist()
+        """Where each lies in the ring, if the first one lies at 0 and all others behind it; and the end."""
+
+    @property
+    def digest(self) -> int:
+        """A number that other pieces do not have, for ranks to compare."""
+        return zlib.crc32(self._pairs)
 
     def follow(self, end: int) -> bool:
         """Whether they ascend, none is empty, none overlaps the next, and none reaches beyond token `end`."""
-        starts, ends = self.starts, self.ends
-        return bool((starts < ends).all() and (ends[:-1] <= starts[1:]).all() and (ends <= end).all())
+        if not self.count:
+            return True
+        both = self._arrays[0]
+        steps = both[1:] - both[:-1]
+        return bool(steps.min() >= 0 and steps[0::2].min() > 0) and self.ends[-1] <= end
 
     def cover(self, start: int, end: int) -> bool:
         """Whether they ascend and bring tokens [start, end) without a gap, each up to where the next one begins."""
         if not self.count:
             return start >= end
-        starts, ends = self.starts, self.ends
-        whole = (starts < ends).all() and (starts[1:] >= starts[:-1]).all() and (starts[1:] <= ends[:-1]).all()
-        return bool(whole and starts[0] <= start and ends[-1] >= end)
+        _, starts, ends, _ = self._arrays
+        whole = (ends - starts).min() > 0 and self.starts[0] <= start and self.ends[-1] >= end
+        if self.count > 1:
+            whole = whole and (starts[1:] - starts[:-1]).min() >= 0 and (ends[:-1] - starts[1:]).min() >= 0
+        return bool(whole)
 
     def room(self, first: int, count: int) -> int:
         """Bytes from the start of piece `first` to the end of the last of `count`."""
         last = first + count - 1
-        size = int(self.ends[last] - self.starts[last]) * self.row_bytes
-        return int(self.offsets[last] - self.offsets[first]) + size
+        size = (self.ends[last] - self.starts[last]) * self.row_bytes
+        return self.offsets[last] - self.offsets[first] + size
 
     def fit(self, first: int, room: int) -> int:
         """How many pieces from `first` on fit into so many bytes, whole units each."""
-        return int(np.searchsorted(self.offsets, self.offsets[first] + room, side="right")) - 1 - first
+        return bisect.bisect_right(self.offsets, self.offsets[first] + room) - 1 - first
+
+    def whole(self, run: Run, base: int) -> Any:
+        """What to copy of the pieces of a run, none of which overlaps another: all of it, from the rows of an index whose
+        first row is that of token `base`. A row for each, see `pools`."""
+        _, starts, ends, offsets = self._arrays
+        first, last = run.index, run.index + run.count
+        out = np.zeros((run.count, 5), dtype=np.int64)
+        out[:, 0] = offsets[first:last] + (run.block - self.offsets[first])
+        out[:, 1::3] = (ends[first:last] - starts[first:last])[:, None]
+        out[:, 3] = starts[first:last] - base
+        return out
 
     def table(self, run: Run, start: int, end: int, base: int) -> Any:
-        """What to copy of the pieces of a run: of each the tokens in [start, end) up to where the next one begins, to
-        the rows of an index whose first row is that of token `base`. A row for each, see `pools`."""
-        some = slice(run.index, run.index + run.count)
-        starts, ends = self.starts[some], self.ends[some]
-        first, last = np.maximum(starts, start), np.minimum(ends, end)
-        beyond = self.starts[run.index + 1 : run.index + run.count + 1]
-        np.minimum(last[: len(beyond)], beyond, out=last[: len(beyond)])
-        out = np.empty((run.count, 5), dtype=np.int64)
-        out[:, 0] = self.offsets[some] + (run.block - int(self.offsets[run.index]))
-        out[:, 1], out[:, 2], out[:, 3], out[:, 4] = ends - starts, first - starts, first - base, last - first
-        return out if (out[:, 4] > 0).all() else out[out[:, 4] > 0]
+        """The same, but of each piece only the tokens in [start, end), up to where the next one begins."""
+        _, starts, ends, _ = self._arrays
+        first, last = run.index, run.index + run.count
+        out = self.whole(run, base)
+        upto = np.minimum(ends[first:last], end)
+        beyond = starts[first + 1 : last + 1]
+        np.minimum(upto[: len(beyond)], beyond, out=upto[: len(beyond)])
+        skip = np.maximum(start - starts[first:last], 0)
+        out[:, 2] = skip
+        out[:, 3] += skip
+        out[:, 4] = upto - starts[first:last] - skip
+        return out if out[:, 4].min() > 0 else out[out[:, 4] > 0]
 
 
 class Run:

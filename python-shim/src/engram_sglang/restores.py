@@ -157,7 +157,7 @@ class Restores(Saves):
         session, size = self.session, self.pools.state_bytes
         if not sound or session is None:
             raise channel.Broken("a lease that is not what was asked for")
-        total = -(-size // UNIT) * UNIT + int(parts.offsets[-1])
+        total = -(-size // UNIT) * UNIT + parts.offsets[-1]
         streams = total > session.ring.space.size
         restore.leased(message.lease, message.boundary, message.kv_from, size, parts, streams, self.now)
         self.counts["hits"] += 1

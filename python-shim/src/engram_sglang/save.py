@@ -26,7 +26,6 @@ This module knows nothing of SGLang: what it does to the world goes through `Por
 from __future__ import annotations
 
 import enum
-import zlib
 from typing import Any, Protocol
 
 from ._channel_layout import AbortReason
@@ -160,7 +159,7 @@ class Save:
         """The daemon's Want."""
         if self.state is SaveState.OFFERED and self.wants is None and not self.failed:
             self.need_state, self.parts, self.active = need_state, parts, now
-            self.wants = zlib.crc32(parts.ends.tobytes(), zlib.crc32(parts.starts.tobytes(), int(need_state)))
+            self.wants = parts.digest << 1 | need_state
 
     def drained(self, kind: Kind, index: int, count: int, ok: bool, ports: Ports, now: float) -> int:
         """The daemon's Drained: how many of the pieces are this save's. Raises Broken."""

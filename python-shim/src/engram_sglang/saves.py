@@ -230,7 +230,7 @@ class Saves(Requests):
         if lock is None:
             return False
         assert save.parts is not None, "it is known what is wanted"
-        start = int(save.parts.starts.min())
+        start = save.parts.starts[0]
         first, end, rows = self.tree.rows(save.node, start)
         if end != save.boundary or first > start or rows.shape[0] != end - first:
             self.tree.unlock(lock)
@@ -246,10 +246,10 @@ class Saves(Requests):
 
     def gather_kv(self, save: Save, runs: list[Run]) -> Event:
         """Queues the copies of runs of KV."""
-        session, parts, boundary = self.session, save.parts, save.boundary
+        session, parts = self.session, save.parts
         assert session is not None and parts is not None, "a save ends with the session"
         rows, pools, ring, first = save.rows, self.pools, session.ring.bytes, save.first
-        table = joined([parts.table(run, 0, boundary, first) for run in runs])
+        table = joined([parts.whole(run, first) for run in runs])
         return self.copier.submit(lambda: pools.save_kv(rows, ring, table), before_next=False)
 
     def abort(self, save: int, reason: AbortReason) -> None:
