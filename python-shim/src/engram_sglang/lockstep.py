@@ -54,6 +54,7 @@ class Lockstep(Restores):
         self.gives_up = False
         """This rank wants to be off for good."""
         self._due = False
+        self._may_begin = True
         self._boot = 0
         self._turn = 0
         self._on_ballot: list[Save | Restore] = []
@@ -137,14 +138,15 @@ class Lockstep(Restores):
             log.warning("engram: the ranks of this server had begun different saves or restores; all are ended")
             self._end_all("ranks_differ")
             return
-        at = _HEAD
-        for machine in machines:
-            far, farthest, low, high = agreed[at : at + _FIELDS]
-            at += _FIELDS
+        votes = [agreed[at : at + _FIELDS] for at in range(_HEAD, _HEAD + _FIELDS * len(machines), _FIELDS)]
+        # Steps that walk the tree or copy come one a tick, those of restores first, as their requests wait.
+        self._may_begin = True
+        for machine, (far, _, low, high) in zip(machines, votes):
+            if isinstance(machine, Restore):
+                self._act_on_restore(machine, far, low, -high)
+        for machine, (far, farthest, low, high) in zip(machines, votes):
             if isinstance(machine, Save):
                 self._act_on_save(machine, far, -farthest, low, -high)
-            else:
-                self._act_on_restore(machine, far, low, -high)
         if joined and -first_ <= last:
             for conversation in offers.take(self.session, -first_, last):
                 self._offer_again(conversation)
@@ -165,7 +167,9 @@ class Lockstep(Restores):
             self._end_save(save, "ranks_differ")
             return
         if save.state is SaveState.OFFERED and far >= 2:
-            save.start(self._save_ports, self.now)
+            if self._may_begin:
+                self._may_begin = False
+                save.start(self._save_ports, self.now)
         elif save.state is SaveState.GATHERING and far >= 4:
             save.let_go(self._save_ports, self.now)
         if far == 6:
@@ -188,11 +192,11 @@ class Lockstep(Restores):
             # Not all ranks got the same: the smallest is what all can have.
             if restore.boundary > low:
                 self._ask_again(restore, low)
-        elif far == 3:
-            # It streams on one rank at least: then all take rows.
-            self._came_to(restore, self.take_stock(restore))
-        elif far in (4, 6):
-            self._came_to(restore, restore.try_place(self, self.now))
+        elif far in (3, 4, 6) and self._may_begin:
+            # 3: it streams on one rank at least, and then all take rows.
+            place = self.take_stock(restore) if far == 3 else restore.try_place(self, self.now)
+            self._may_begin = place is Place.NO_ROOM
+            self._came_to(restore, place)
 
     def _came_to(self, restore: Restore, place: Place) -> None:
         """What follows from a try to take rows, or to place."""
