@@ -50,6 +50,11 @@ def _tick(scheduler: Any, *args: Any, **kwargs: Any) -> None:
     tree_cache = scheduler.tree_cache
     if isinstance(tree_cache, EngramRadixCache):
         tree_cache.check_hicache_events()
+        running = scheduler.running_batch
+        if running.batch_is_full and running.is_empty():
+            # This release looks again when a request ends. If none runs, what kept one out were rows that the shim held
+            # for a moment, and nothing would end.
+            running.batch_is_full = False
 
 
 def _admitted(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
