@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::wait_within;
@@ -119,9 +120,12 @@ impl Process {
         self.wait()
     }
 
-    /// SIGSTOP: it does not run until [`Process::resume`].
+    /// SIGSTOP, and waits until it stands still: it does not run until [`Process::resume`].
     pub fn pause(&self) {
         self.signal(Signal::SIGSTOP);
+        let pid = Pid::from_raw(self.pid());
+        let status = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+        assert!(matches!(status, WaitStatus::Stopped(..)), "{status:?}");
     }
 
     /// SIGCONT.

@@ -54,6 +54,11 @@ def _tick(scheduler: Any, *args: Any, **kwargs: Any) -> None:
     tree_cache = scheduler.tree_cache
     if isinstance(tree_cache, EngramRadixCache):
         tree_cache.check_hicache_events()
+        running = scheduler.running_batch
+        if running.batch_is_full and running.is_empty():
+            # This release looks again when a request ends. If none runs, what kept one out were rows that the shim held
+            # for a moment, and nothing would end.
+            running.batch_is_full = False
 
 
 def _admitted(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -173,7 +178,7 @@ class Tree(CacheTree):
         scheduler.enable_hicache_storage = True
 
     def key(self, request: Request, upto: int) -> Any:
-        return RadixKey(request.tokens[:upto], request.names.extra_key)
+        return RadixKey(request.tokens, request.names.extra_key, limit=upto)
 
     def state_match(self, key: Any) -> int:
         found = self.cache.match_prefix(MatchPrefixParams(key=key))

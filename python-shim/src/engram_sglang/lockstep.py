@@ -54,6 +54,7 @@ class Lockstep(Restores):
         self.gives_up = False
         """This rank wants to be off for good."""
         self._due = False
+        self._may_begin = True
         self._boot = 0
         self._turn = 0
         self._on_ballot: list[Save | Restore] = []
@@ -101,7 +102,7 @@ class Lockstep(Restores):
 
     def _ballot_of(self, restore: Restore) -> tuple[int, int]:
         if restore.state is RestoreState.PLACED:
-            return 4 if restore.hold is not None and self._held_too_long(restore) else 5, restore.boundary
+            return 7 if restore.hold is not None and self._held_too_long(restore) else 8, restore.boundary
         return restore.ballot
 
     def _window(self, machines: list[Any]) -> list[Any]:
@@ -148,14 +149,15 @@ class Lockstep(Restores):
             log.warning("engram: the ranks of this server had begun different saves or restores; all are ended")
             self._end_all("ranks_differ")
             return
-        at = _HEAD
-        for machine in machines:
-            far, farthest, low, high = agreed[at : at + _FIELDS]
-            at += _FIELDS
+        votes = [agreed[at : at + _FIELDS] for at in range(_HEAD, _HEAD + _FIELDS * len(machines), _FIELDS)]
+        # Steps that walk the tree or copy come one a tick, those of restores first, as their requests wait.
+        self._may_begin = True
+        for machine, (far, _, low, high) in zip(machines, votes):
+            if isinstance(machine, Restore):
+                self._act_on_restore(machine, far, low, -high)
+        for machine, (far, farthest, low, high) in zip(machines, votes):
             if isinstance(machine, Save):
                 self._act_on_save(machine, far, -farthest, low, -high)
-            else:
-                self._act_on_restore(machine, far, low, -high)
         if joined and -first_ <= last:
             for conversation in offers.take(self.session, -first_, last):
                 self._offer_again(conversation)
@@ -176,7 +178,9 @@ class Lockstep(Restores):
             self._end_save(save, "ranks_differ")
             return
         if save.state is SaveState.OFFERED and far >= 2:
-            save.start(self._save_ports, self.now)
+            if self._may_begin:
+                self._may_begin = False
+                save.start(self._save_ports, self.now)
         elif save.state is SaveState.GATHERING and far >= 4:
             save.let_go(self._save_ports, self.now)
         if far == 6:
@@ -193,25 +197,27 @@ class Lockstep(Restores):
             if restore.admitted:
                 # It holds its own lock.
                 self._end(restore, Outcome.USED)
-            elif far == 4:
+            elif far == 7:
                 self.unhold(restore)
         elif far >= 2 and low < high:
             # Not all ranks got the same: the smallest is what all can have.
             if restore.boundary > low:
                 self._ask_again(restore, low)
-        elif far == 3:
-            self._try_place(restore)
+        elif far in (3, 4, 6) and self._may_begin:
+            # 3: it streams on one rank at least, and then all take rows.
+            place = self.take_stock(restore) if far == 3 else restore.try_place(self, self.now)
+            self._may_begin = place is Place.NO_ROOM
+            self._came_to(restore, place)
 
-    def _try_place(self, restore: Restore) -> None:
-        place = restore.try_place(self, self.now)
+    def _came_to(self, restore: Restore, place: Place) -> None:
+        """What follows from a try to take rows, or to place."""
         if place is Place.LESS_KV:
             self._ask_anew(restore)
         elif place is Place.NO_ROOM and not self._placed() and self.tree.room(restore.request).idle:
             # Nothing runs that could make room.
             self._end(restore, Outcome.NO_DEVICE_ROOM)
-        elif place is Place.AS_DEEP and restore in self.restores:
-            self.restores.remove(restore)
-            self.counts["restore_device_as_deep"] += 1
+        elif place is Place.AS_DEEP:
+            self._end(restore, Outcome.DEVICE_AS_DEEP)
 
     def _end_all(self, why: str) -> None:
         """Ends every machine, here and now. For what all ranks know."""

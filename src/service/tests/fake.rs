@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+mod runs;
+
 pub use super::bytes::{assert_rows, kv_bytes, pieces, prompt, ranges, state_bytes};
 pub use super::describe::{Variant, attach_request, own_peer};
 pub use super::world::{LONG, Settings, World, eventually};
@@ -239,6 +241,7 @@ impl Fake {
             save,
             piece,
             index,
+            count: 1,
             ring_offset,
             bytes,
         });
@@ -352,6 +355,7 @@ impl Fake {
             lease,
             piece,
             index,
+            count: 1,
             ring_offset,
             bytes,
         });
