@@ -173,6 +173,12 @@ impl<T: Tokens> Loader<T> {
         placed
     }
 
+    /// The token log.
+    #[must_use]
+    pub fn log(&self) -> &T {
+        &self.index.log
+    }
+
     /// Where a snapshot stands, with its boundary.
     #[must_use]
     pub fn find(&self, id: SnapshotId) -> Option<(Spot, u32)> {

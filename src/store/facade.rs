@@ -29,7 +29,7 @@ pub struct Store {
     pub manifests: Option<Manifests>,
     /// The conversations on disk, if configured.
     pub refs: Option<Refs>,
-    dir: Option<Arc<DataDir>>,
+    pub(super) dir: Option<Arc<DataDir>>,
     counters: Arc<Counters>,
 }
 

@@ -45,6 +45,8 @@ mod tier;
 mod token_log;
 
 #[cfg(any(test, feature = "testing"))]
+mod bulk;
+#[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 #[cfg(any(test, feature = "testing"))]
 pub mod sample;
@@ -52,6 +54,7 @@ pub mod sample;
 pub use arena::{Arena, ArenaError, Found, PAGE, Segment, SegmentHeader};
 pub use config::{Config, DiskConfig};
 pub use counters::{Counters, Counts, Reason};
+pub use disk::manifests::{Place, Recalled};
 pub use disk::quarantine::Quarantined;
 pub use disk::{DiskTier, Registered, conversations::Refs, manifests::Manifests};
 pub use error::{ErrorKind, StoreError};

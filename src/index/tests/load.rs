@@ -97,7 +97,7 @@ fn load(log: VecLog, rows: &[Row]) -> Index<VecLog> {
     loader.finish()
 }
 
-fn assert_same(one: &Index<VecLog>, other: &Index<VecLog>) {
+fn assert_same(one: &mut Index<VecLog>, other: &mut Index<VecLog>) {
     other.check().unwrap();
     assert_eq!(one.usage(TierKind::Disk), other.usage(TierKind::Disk));
     let mut ids: Vec<SnapshotId> = one.iter().collect();
@@ -120,7 +120,7 @@ fn assert_same(one: &Index<VecLog>, other: &Index<VecLog>) {
             other.object(&other.hit(id).unwrap().state)
         );
     }
-    let order = |index: &Index<VecLog>| -> Vec<(ObjectId, Action)> {
+    let order = |index: &mut Index<VecLog>| -> Vec<(ObjectId, Action)> {
         let victims = index.victims(TierKind::Disk, u64::MAX, Millis(u64::MAX));
         victims
             .iter()
@@ -141,8 +141,8 @@ fn branches_and_chains_come_back() {
     bed.save(&key(2), &trunk[..40]);
     bed.save(&key(1), &run(5, 3));
     let rows = rows(&bed.index, || false);
-    let loaded = load(bed.index.log().clone(), &rows);
-    assert_same(&bed.index, &loaded);
+    let mut loaded = load(bed.index.log().clone(), &rows);
+    assert_same(&mut bed.index, &mut loaded);
     let kv = |index: &Index<VecLog>| index.lookup(&key(1), &trunk, u32::MAX).unwrap();
     assert_eq!(kv(&bed.index), kv(&loaded));
 }
@@ -241,7 +241,7 @@ fn what_contradicts_the_tree_changes_nothing() {
     );
     let placing = loader.place(&key(1), &after).unwrap();
     assert_eq!(loader.parent(placing.spot()), Some(first.id));
-    assert_same(&bed.index, &loader.finish());
+    assert_same(&mut bed.index, &mut loader.finish());
 }
 
 proptest! {
@@ -273,8 +273,8 @@ proptest! {
         }
         let mut whole = whole.into_iter().cycle();
         let rows = rows(&bed.index, || whole.next().unwrap_or(false));
-        let loaded = load(bed.index.log().clone(), &rows);
-        assert_same(&bed.index, &loaded);
+        let mut loaded = load(bed.index.log().clone(), &rows);
+        assert_same(&mut bed.index, &mut loaded);
         for (key, tokens) in &known {
             let find = |index: &Index<VecLog>| index.lookup(key, tokens, u32::MAX).map(|hit| hit.snapshot);
             prop_assert_eq!(find(&bed.index), find(&loaded));

@@ -249,11 +249,7 @@ impl Catalog {
         let rel = Rel::root().join(layout::CATALOG);
         let file = dir.root.open_or_create(&rel)?;
         // What is behind it was never whole.
-        let cut = file.set_len(image.end());
-        cut.map_err(|error| {
-            let path = dir.root.path().join(rel.as_path());
-            StoreError::io(super::fault::Op::Write, path, error)
-        })?;
+        dir.root.cut(&file, &rel, image.end())?;
         dir.put_record(&state_rel(), &CatalogFile::new(image.epoch(), None))?;
         let owners = image.owners().iter().cloned().zip(0..).collect();
         *self.writer.lock() = Writer::On(Log {
@@ -406,7 +402,9 @@ impl Catalog {
         if let Err(error) = self.remove_log(dir) {
             // Then it is empty, if that can still be done; else the folders' times tell.
             if let Writer::On(log) = was {
-                let _ = log.file.set_len(0);
+                let _ = dir
+                    .root
+                    .cut(&log.file, &Rel::root().join(layout::CATALOG), 0);
             }
             tracing::warn!(%error, "The catalog's file could not be removed");
         }

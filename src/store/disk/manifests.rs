@@ -357,14 +357,24 @@ impl Manifests {
 
     /// Writes the catalog anew if much of it is of no use any more.
     pub fn tidy(&self) {
-        let mut known = self.known.write();
+        let known = self.known.read();
         let (frames, live) = (self.dir.catalog.frames(), known.all.len() as u64);
         if frames <= live.saturating_mul(2).max(live + TIDY_ABOVE) {
             return;
         }
-        if let Err(error) = self.dir.catalog.compact(&self.dir, &mut known.all) {
+        drop(known);
+        if let Err(error) = self.compact() {
             tracing::warn!(%error, "The catalog could not be written anew; it goes on as it is");
         }
+    }
+
+    /// Writes the catalog anew, without what is of no use any more.
+    ///
+    /// # Errors
+    /// Those of the system; it is as it was then.
+    pub fn compact(&self) -> Result<(), StoreError> {
+        let mut known = self.known.write();
+        self.dir.catalog.compact(&self.dir, &mut known.all)
     }
 
     /// Number of manifests.

@@ -193,6 +193,14 @@ impl DiskTier {
         }
     }
 
+    /// Takes an object to be here.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn plant(&self, meta: &ObjectMeta, bytes: u64) {
+        if !self.objects.contains(&meta.id) {
+            self.objects.insert(meta, bytes);
+        }
+    }
+
     /// The failed fsync since which nothing is written, if there was one.
     #[must_use]
     pub fn poisoned(&self) -> Option<&str> {

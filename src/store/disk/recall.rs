@@ -24,6 +24,7 @@ use super::{
     ledger::on_disk,
     manifests::{Manifests, Recalled},
     objects::Whose,
+    quarantine::Quarantined,
     root::{Kind, Rel},
 };
 
@@ -92,23 +93,31 @@ impl Manifests {
     ///
     /// # Errors
     /// Those of the system.
-    pub fn take_objects(&self, recalled: &mut Recalled) -> Result<(), StoreError> {
-        let mut spread = self.tier.take_rows(&recalled.image);
+    pub fn take_objects(
+        &self,
+        image: &Image,
+        more: &mut Vec<Manifest>,
+        bad: &mut Vec<Quarantined>,
+    ) -> Result<(), StoreError> {
+        let mut spread = self.tier.take_rows(image);
         let mut good = Vec::new();
-        for manifest in std::mem::take(&mut recalled.more) {
+        for manifest in std::mem::take(more) {
             self.tier.look_for(&manifest, &mut spread)?;
             match self.tier.adopt(&manifest) {
                 Ok(()) => good.push(manifest),
                 Err(Bad { reason, detail, .. }) => {
                     let rel = layout::manifest(&manifest.fingerprint, &manifest.snapshot);
-                    recalled
-                        .bad
-                        .push(self.dir.quarantine(&rel, reason, &detail));
+                    bad.push(self.dir.quarantine(&rel, reason, &detail));
                 }
             }
         }
-        recalled.more = good;
-        self.tier.sweep_unnamed(&recalled.image, &mut spread)?;
+        *more = good;
+        self.tier.sweep_unnamed(image, &mut spread)
+    }
+
+    /// From here on snapshots are read and written, and the catalog is gone on with. Gives the
+    /// snapshots that it does not have.
+    pub fn finish(&self, mut recalled: Recalled) -> Vec<Manifest> {
         let mut known = self.known.write();
         (known.models, known.all) = recalled.image.take_known();
         for manifest in &recalled.more {
@@ -120,7 +129,7 @@ impl Manifests {
             self.dir.catalog.spoil(&self.dir);
         }
         self.tier.finish_scan();
-        Ok(())
+        recalled.more
     }
 
     /// Lists the folders whose time is not the one in the catalog, or says too little.

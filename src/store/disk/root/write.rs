@@ -235,6 +235,11 @@ impl Root {
         Ok(())
     }
 
+    /// Cuts an open file.
+    pub(crate) fn cut(&self, file: &File, rel: &Rel, len: u64) -> Result<(), StoreError> {
+        self.op(Op::Write, rel, || file.set_len(len))
+    }
+
     /// As [`Self::sync_file`], for a file that has its name.
     pub(crate) fn sync_plain(&self, file: &File, rel: &Rel) -> Result<(), StoreError> {
         self.writable()?;
