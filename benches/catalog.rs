@@ -399,7 +399,10 @@ async fn deletes(service: &Service) {
         let select = Selector::conversation(format!("conversation-{number}"));
         let clock = Instant::now();
         let reply = service
-            .delete(DeleteRequest { select, whole: true })
+            .delete(DeleteRequest {
+                select,
+                whole: true,
+            })
             .await;
         times.push(clock.elapsed());
         assert_eq!(

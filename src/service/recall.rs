@@ -459,11 +459,11 @@ impl Filling<'_> {
         }
         if !self.verify_first {
             let snapshot = row.snapshot;
-            let runs = row.runs.iter();
-            self.unverified.extend(runs.map(|run| Unverified {
+            let runs = runs.iter().map(|run| Unverified {
                 snapshot,
                 run: *run,
-            }));
+            });
+            self.unverified.extend(runs);
         }
         Some(placing)
     }

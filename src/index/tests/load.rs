@@ -31,6 +31,14 @@ fn entry(index: &Index<VecLog>, id: ObjectId) -> ObjectEntry {
     }
 }
 
+/// All that is in a bed is on disk.
+fn committed(bed: &mut Bed) {
+    let ids: Vec<SnapshotId> = bed.index.iter().collect();
+    for id in ids {
+        bed.index.set_durable(&id, true);
+    }
+}
+
 /// Rows of all snapshots, parents first; those for which `whole` is true do not name their parent.
 fn rows(index: &Index<VecLog>, mut whole: impl FnMut() -> bool) -> Vec<Row> {
     let mut ids: Vec<SnapshotId> = index.iter().collect();
@@ -140,6 +148,7 @@ fn branches_and_chains_come_back() {
     bed.save(&key(1), &join(&trunk[..900], &run(70_000, 10)));
     bed.save(&key(2), &trunk[..40]);
     bed.save(&key(1), &run(5, 3));
+    committed(&mut bed);
     let rows = rows(&bed.index, || false);
     let mut loaded = load(bed.index.log().clone(), &rows);
     assert_same(&mut bed.index, &mut loaded);
@@ -152,6 +161,7 @@ fn what_contradicts_the_tree_changes_nothing() {
     let mut bed = Bed::new(disk());
     bed.save(&key(1), &run(1, 100));
     bed.save(&key(1), &run(1, 200));
+    committed(&mut bed);
     let rows = rows(&bed.index, || false);
     let mut loader = Index::loader(bed.index.log().clone(), disk(), 2);
     let [first, second] = &rows[..] else { panic!() };
@@ -271,6 +281,7 @@ proptest! {
                 bed.index.remove_snapshot(at.get(&ids));
             }
         }
+        committed(&mut bed);
         let mut whole = whole.into_iter().cycle();
         let rows = rows(&bed.index, || whole.next().unwrap_or(false));
         let mut loaded = load(bed.index.log().clone(), &rows);

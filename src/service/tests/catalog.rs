@@ -41,7 +41,7 @@ struct Picture {
 }
 
 fn picture(world: &World) -> Picture {
-    let mut core = world.service.core.lock();
+    let core = world.service.core.lock();
     core.index.check().unwrap();
     let ids: Vec<SnapshotId> = core.index.iter().collect();
     let mut snapshots = BTreeMap::new();
@@ -91,7 +91,7 @@ fn picture(world: &World) -> Picture {
         conversations,
         objects: objects.collect(),
         usage,
-        files: files(&data),
+        files: files(&data, &data),
     }
 }
 
@@ -114,14 +114,14 @@ fn du(path: &Path) -> u64 {
     metadata.len().next_multiple_of(4096)
 }
 
-fn files(path: &Path) -> Vec<PathBuf> {
+fn files(root: &Path, path: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(path).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            found.extend(files(&path));
+            found.extend(files(root, &path));
         } else if !is_catalog(&path) {
-            found.push(path.components().rev().take(3).collect());
+            found.push(path.strip_prefix(root).unwrap().to_owned());
         }
     }
     found.sort();
