@@ -377,6 +377,17 @@ fn a_deletion_that_was_answered_survives_a_kill() {
     );
 }
 
+/// The file of token ids in the data directory.
+fn token_log(daemon: &Daemon) -> std::path::PathBuf {
+    let entries = fs::read_dir(daemon.data()).unwrap();
+    let mut paths = entries.map(|entry| entry.unwrap().path());
+    let is_log = |path: &std::path::PathBuf| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        name.starts_with("tokens.") && name.ends_with(".log")
+    };
+    paths.find(is_log).unwrap()
+}
+
 #[test]
 fn the_index_is_rebuilt_from_what_describes_itself() {
     let mut daemon = start(&[LAZY, COLD]);
@@ -401,11 +412,11 @@ fn the_index_is_rebuilt_from_what_describes_itself() {
     };
     // The token log is only a copy.
     daemon.kill();
-    fs::remove_file(daemon.data().join("tokens.log")).unwrap();
+    fs::remove_file(token_log(&daemon)).unwrap();
     daemon.restart();
     check(&daemon);
     daemon.kill();
-    fs::write(daemon.data().join("tokens.log"), b"nonsense").unwrap();
+    fs::write(token_log(&daemon), b"nonsense").unwrap();
     daemon.restart();
     check(&daemon);
     assert_eq!(ask(&daemon, "/list_snapshots", 0)["total"], 3);

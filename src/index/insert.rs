@@ -13,7 +13,7 @@ use super::{
 use crate::types::{ObjectId, ObjectKind, TokenId, TokenRange, Tokens};
 
 /// More bytes than any object has: sums of sizes stay far from the end of `u64`.
-const MAX_BYTES: u64 = 1 << 48;
+pub(super) const MAX_BYTES: u64 = 1 << 48;
 
 /// The objects given with a snapshot, by id.
 type Given<'a> = HashMap<ObjectId, &'a ObjectEntry>;
@@ -167,8 +167,7 @@ impl<T: Tokens> Index<T> {
         }
     }
 
-    /// A reference must be to an object that is known or given, and that belongs to these tokens:
-    /// what is known of its tokens must lie on the path, of which `[0, matched)` exists.
+    /// A reference must be to an object that is known or given, and that belongs to these tokens.
     fn check_part(
         &self,
         part: &KvRef,
@@ -185,6 +184,18 @@ impl<T: Tokens> Index<T> {
             }
             return Ok(());
         };
+        self.check_place(ix, part, path, matched)
+    }
+
+    /// A known object must be what a reference says, and belong to these tokens: what is known of
+    /// its tokens must lie on the path, of which `[0, matched)` exists.
+    pub(super) fn check_place(
+        &self,
+        ix: ObjIx,
+        part: &KvRef,
+        path: &[NodeIx],
+        matched: u32,
+    ) -> Result<(), IndexError> {
         let object = &self.objects[ix];
         if object.kind != ObjectKind::Kv || object.range != part.object_range {
             return Err(bad(
@@ -252,7 +263,7 @@ impl<T: Tokens> Index<T> {
     }
 
     /// Makes an object known on `path` as far as `end`; whether anything was new.
-    fn extend(&mut self, ix: ObjIx, path: &[NodeIx], end: u32) -> bool {
+    pub(super) fn extend(&mut self, ix: ObjIx, path: &[NodeIx], end: u32) -> bool {
         let object = &mut self.objects[ix];
         if object.reach >= end {
             return false;
@@ -336,11 +347,11 @@ fn check_refs(kv: &[KvRef], boundary: u32) -> Result<(), IndexError> {
     }
 }
 
-fn bad(object: ObjectId, what: &'static str) -> IndexError {
+pub(super) fn bad(object: ObjectId, what: &'static str) -> IndexError {
     IndexError::BadObject { object, what }
 }
 
-fn unreadable() -> IndexError {
+pub(super) fn unreadable() -> IndexError {
     let what = "the log lacks tokens that it took";
     IndexError::Log(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, what))
 }

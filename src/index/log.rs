@@ -61,6 +61,11 @@ impl Tokens for VecLog {
         f(from.get(..len as usize).unwrap_or(from));
     }
 
+    fn hold(&mut self, offset: u64, len: u32) -> bool {
+        let end = offset.checked_add(u64::from(len));
+        end.is_some_and(|end| end <= self.len())
+    }
+
     fn release(&mut self, _offset: u64, len: u32) {
         self.released += u64::from(len);
     }
@@ -84,6 +89,20 @@ pub(super) fn common(log: &impl Tokens, offset: u64, tokens: &[TokenId]) -> u32 
         rest = tail;
     });
     u32::try_from(same).expect("at most the tokens asked for")
+}
+
+/// How many tokens of the log at `a` and at `b` are the same, of at most `len`.
+pub(super) fn common_runs(log: &impl Tokens, a: u64, b: u64, len: u32) -> u32 {
+    let (mut same, mut differs) = (0_u32, false);
+    log.get(b, len, &mut |run| {
+        if differs {
+            return;
+        }
+        let fit = common(log, a + u64::from(same), run);
+        differs = (fit as usize) < run.len();
+        same += fit;
+    });
+    same
 }
 
 /// Reads a short run; `None` if the log is shorter.

@@ -46,6 +46,7 @@ mod api;
 mod check;
 mod hold;
 mod insert;
+mod load;
 mod log;
 mod lookup;
 mod node;
@@ -70,6 +71,7 @@ pub use api::{
     PinKind, Removed, Retain, SnapshotInfo, Stats, TreeKey, Usage, Victim,
 };
 pub use hold::LeaseToken;
+pub use load::{Edge, Loader, Part, Placed, Placing, Spot};
 pub use log::VecLog;
 pub use tier_set::TierSet;
 

@@ -183,6 +183,24 @@ impl Objects {
         }
     }
 
+    /// Sets the classes and the last use of an object that is on no shelf yet; `put` takes its places.
+    pub(super) fn settle(
+        &mut self,
+        ix: ObjIx,
+        facts: Facts,
+        used: Millis,
+        put: &mut impl FnMut(TierKind, Class, Place),
+    ) {
+        let object = &mut self.slab[ix];
+        object.last_use = used;
+        let place = object.place(ix);
+        for tier in object.tiers.iter() {
+            let class = object.class(tier, facts, self.configured);
+            object.classes[tier] = class;
+            put(tier, class, place);
+        }
+    }
+
     /// Notes a use.
     pub(super) fn touch(&mut self, ix: ObjIx, now: Millis) {
         let object = &mut self.slab[ix];

@@ -73,6 +73,15 @@ impl Shelf {
         }
     }
 
+    /// Puts many places onto an empty shelf.
+    pub(super) fn fill(&mut self, class: Class, places: Vec<Place>) {
+        if let Some(set) = self.set_mut(class) {
+            debug_assert!(set.is_empty(), "nothing is on a shelf before it is filled");
+            // Sorts, and builds the tree from below.
+            *set = places.into_iter().collect();
+        }
+    }
+
     fn set_mut(&mut self, class: Class) -> Option<&mut BTreeSet<Place>> {
         match class {
             Class::Kept => None,

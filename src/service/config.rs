@@ -66,6 +66,9 @@ pub struct Config {
     pub prefill_tokens_per_second: Option<f64>,
     /// Conversations kept in memory without any stored snapshot. Default: 10000.
     pub max_idle_conversations: usize,
+    /// A start with fewer snapshots reads all manifests and looks at all files; one with as many or
+    /// more trusts the catalog. Default: 1000.
+    pub catalog_from: usize,
 }
 
 // === impl Config ===
@@ -96,6 +99,7 @@ impl Default for Config {
             min_restore_tokens: 1,
             prefill_tokens_per_second: None,
             max_idle_conversations: 10_000,
+            catalog_from: 1000,
         }
     }
 }

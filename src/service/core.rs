@@ -16,6 +16,7 @@ use crate::index::{Index, LeaseToken, Removed};
 use crate::pool::Geometry;
 use crate::store::TokenLog;
 use crate::types::{Fingerprint, Generation, Millis, Namespace, ObjectId, SnapshotId, TierKind};
+use crate::util::id_map::IdMap;
 
 /// Deleted snapshots that are remembered: 1 MiB of ids.
 const DELETED_KEPT: usize = 1 << 16;
@@ -125,7 +126,7 @@ pub struct Core {
     /// What snapshots are called.
     pub conversations: Conversations,
     /// One for each snapshot in the index.
-    pub records: HashMap<SnapshotId, Record>,
+    pub records: IdMap<SnapshotId, Record>,
     /// What the disk thread is to do.
     pub queue: Queue,
     /// Room in RAM that restores are promised.
@@ -263,7 +264,7 @@ impl Core {
         Self {
             index,
             conversations: Conversations::default(),
-            records: HashMap::new(),
+            records: IdMap::default(),
             queue: Queue::default(),
             promises: Promises::default(),
             unnamed: HashSet::new(),

@@ -125,6 +125,10 @@ pub struct Metrics {
     pub arena_bytes: Level,
     /// Files moved to quarantine.
     pub quarantined: Family<ByReason, Level>,
+    /// Catalogs that could not be written any more.
+    pub catalog_lost: Level,
+    /// 1 if the last start was one from the catalog.
+    pub catalog_used: Level,
     /// Snapshots that are visible.
     pub snapshots: Level,
     /// Conversations that are known.
@@ -192,6 +196,8 @@ impl Metrics {
             tier_objects,
             arena_bytes,
             quarantined,
+            catalog_lost,
+            catalog_used,
             snapshots,
             conversations,
         } = it.clone();
@@ -336,6 +342,16 @@ impl Metrics {
             "quarantined_files",
             "Files moved to quarantine, by reason",
             quarantined,
+        );
+        r.register(
+            "catalog_lost",
+            "Catalogs of the disk that could not be written any more: the next start reads all manifests",
+            catalog_lost,
+        );
+        r.register(
+            "catalog_used",
+            "1 if the start was one from the catalog, 0 if all manifests were read",
+            catalog_used,
         );
         r.register("snapshots", "Visible snapshots", snapshots);
         r.register("conversations", "Known conversations", conversations);

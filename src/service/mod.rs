@@ -43,6 +43,7 @@ mod peer;
 pub mod policy;
 mod promises;
 mod promote;
+mod recall;
 mod refusals;
 pub mod restore_state;
 mod room;
@@ -94,7 +95,8 @@ use self::shards::Shards;
 use self::workers::Workers;
 use crate::device::{Device, DeviceKind};
 use crate::index::{Coverage, Index, TierSet, TreeKey};
-use crate::store::{Store, StoreError};
+use crate::store::catalog::TokenRun;
+use crate::store::{Store, StoreError, TokenLog};
 use crate::types::{BootId, SnapshotId, TierKind, TokenId};
 use crate::util::clock::Clock;
 use crate::util::secret::TokenError;
@@ -141,6 +143,8 @@ pub struct Service {
     tasks: TaskTracker,
     lease: AtomicU64,
     stopping: AtomicBool,
+    /// Runs of the token log that a start did not verify.
+    unverified: Mutex<Vec<(SnapshotId, TokenRun)>>,
     /// When the service ends at the latest, once it is stopping.
     end_by: std::sync::OnceLock<tokio::time::Instant>,
 }
@@ -177,7 +181,9 @@ impl Service {
         let gate = Gate::new(&config.allow_uids, config.token_file.as_deref())?;
         let disk = store.disk.is_some().then_some(TierKind::Disk);
         let tiers: TierSet = [TierKind::Ram].into_iter().chain(disk).collect();
-        let index = Index::new(store.token_log()?, tiers);
+        // What is on disk comes with a log of its own.
+        let log = TokenLog::in_memory()?;
+        let index = Index::new(log, tiers);
         // Above every number of an earlier start, as long as the clock does not go back.
         let generation = clock.now().0.saturating_mul(1 << 20);
         let threads = config.read_threads;
@@ -200,6 +206,7 @@ impl Service {
             tasks: TaskTracker::new(),
             lease: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
+            unverified: Mutex::default(),
             end_by: std::sync::OnceLock::new(),
             config,
             clock,
@@ -289,6 +296,13 @@ impl Service {
             }
             _ => Some(kv),
         }
+    }
+
+    /// What a lookup of these tokens finds, with its boundary; for benchmarks.
+    #[cfg(feature = "testing")]
+    pub fn find(&self, key: &TreeKey, tokens: &[TokenId]) -> Option<(SnapshotId, u32)> {
+        let hit = self.core.lock().index.lookup(key, tokens, u32::MAX)?;
+        Some((hit.snapshot, hit.boundary))
     }
 
     /// A snapshot was used.

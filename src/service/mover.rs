@@ -26,6 +26,9 @@ use crate::types::TierKind;
 /// The longest sleep; levels of tiers are told as often.
 const NAP: Duration = Duration::from_millis(500);
 
+/// Between two pieces of the token log that are verified.
+const VERIFY_PAUSE: Duration = Duration::from_millis(1);
+
 /// Most of the disk's budget that is kept free.
 const MAX_SLACK: u64 = 256 << 20;
 
@@ -91,6 +94,7 @@ impl Service {
     /// Does one round of everything that is to be done. Returns how long nothing is due.
     fn move_things(&self) -> Duration {
         self.remove_things();
+        self.give_tokens_back();
         self.made_room();
         self.keep_disk_room();
         self.demote_things();
@@ -109,6 +113,9 @@ impl Service {
         self.look_for_room();
         self.refresh_levels();
         self.changed.notify_waiters();
+        if self.verify_some() {
+            return VERIFY_PAUSE;
+        }
         let core = self.core.lock();
         if !core.queue.removals.is_empty() || !core.queue.demotions.is_empty() {
             return Duration::ZERO;
@@ -134,6 +141,18 @@ impl Service {
             self.remove_now(&removal);
             self.core.lock().queue.done += 1;
             self.changed.notify_waiters();
+        }
+    }
+
+    /// Tokens become holes once no row of the catalog names them.
+    fn give_tokens_back(&self) {
+        let mut core = self.core.lock();
+        if core.queue.removals.is_empty() {
+            core.index.log_mut().give_back();
+        }
+        drop(core);
+        if let Some(manifests) = &self.store.manifests {
+            manifests.tidy();
         }
     }
 

@@ -236,7 +236,9 @@ impl Service {
             }
         }
         self.metrics.arena_bytes.set(self.store.arena.used());
-        for (reason, count) in self.store.counts().quarantined {
+        let counts = self.store.counts();
+        self.metrics.catalog_lost.set(counts.catalog_lost);
+        for (reason, count) in counts.quarantined {
             let label = super::metrics::ByReason {
                 reason: super::metrics::Name(reason.as_str()),
             };

@@ -70,6 +70,9 @@ impl Service {
         }
         let core = self.core.lock();
         let (snapshots, conversations) = core.not_durable();
+        if self.is_loaded() {
+            self.store.close_catalog(core.index.log());
+        }
         if snapshots == 0 && conversations == 0 {
             return;
         }

@@ -1,9 +1,11 @@
 //! The start: what is on disk becomes known again.
 //!
 //! # What
-//! Manifests are read, parents before children. The tokens of a snapshot are those beside its KV;
-//! they are hashed again, and a snapshot whose tokens do not give its own objects' addresses is
-//! left out. Then conversations, then the most recent snapshots come into RAM, as many as may.
+//! The catalog says what is there, see `recall`. Without a good one, and where there are few
+//! snapshots, manifests are read, parents before children, and the catalog is written anew. The
+//! tokens of a snapshot are then those beside its KV; they are hashed again, and a snapshot whose
+//! tokens do not give its own objects' addresses is left out. Then conversations, then the most
+//! recent snapshots come into RAM, as many as may.
 //!
 //! # Errors
 //! A bad file is in quarantine by then, and costs what needed it. A directory that cannot be read
@@ -14,10 +16,12 @@ use std::sync::Arc;
 
 use super::Service;
 use super::core::{Model, Record, Removal};
+use super::recall::Progress;
 use super::save_state::SaveState;
-use crate::index::{KvRef, NewSnapshot, ObjectEntry, Retain, TierSet, TreeKey};
+use crate::index::{Index, KvRef, NewSnapshot, ObjectEntry, Retain, TierSet, TreeKey};
 use crate::pool::PrefixHasher;
-use crate::store::{DiskTier, ErrorKind, Manifest, ObjectMeta, StoreError, Tier};
+use crate::store::fault::Op;
+use crate::store::{DiskTier, ErrorKind, Manifest, ObjectMeta, StoreError, Tier, TokenLog};
 use crate::types::{
     Fingerprint, Millis, Namespace, ObjectId, ObjectKind, SnapshotId, TierKind, TokenId,
 };
@@ -27,7 +31,7 @@ type TokenCache = HashMap<ObjectId, Arc<[TokenId]>>;
 
 /// What snapshots share.
 #[derive(Default)]
-struct Shared {
+pub(super) struct Shared {
     models: HashMap<Fingerprint, Arc<Model>>,
     namespaces: HashMap<Namespace, Arc<Namespace>>,
     tokens: TokenCache,
@@ -54,9 +58,13 @@ impl Service {
     /// Reads what is on disk. Blocks.
     pub(super) fn load(self: &Arc<Self>) {
         let start = self.clock.monotonic();
-        let loaded = self.load_snapshots().and_then(|found| {
-            self.load_conversations()?;
-            Ok(found)
+        let loaded = self.recall().and_then(|found| match found {
+            Some(found) => Ok(found),
+            None => {
+                let found = self.load_snapshots()?;
+                self.load_conversations()?;
+                Ok(found)
+            }
         });
         match loaded {
             Ok(found) => {
@@ -98,40 +106,74 @@ impl Service {
             return Ok(Vec::new());
         };
         let mut found: Vec<Manifest> = Vec::new();
+        let mut progress = Progress::new(self);
         manifests.scan(&mut |manifest| match manifest {
-            Ok(manifest) => found.push(manifest),
+            Ok(manifest) => {
+                found.push(manifest);
+                progress.tell(|| format!("{} manifests read", found.len()));
+            }
             Err(bad) => tracing::warn!(?bad, "A snapshot went to quarantine"),
         })?;
+        let log = self.store.new_catalog().or_else(|error| {
+            tracing::warn!(%error, "There is no catalog: the next start reads all manifests again");
+            TokenLog::in_memory().map_err(|error| StoreError::io(Op::Open, "memfd".into(), error))
+        })?;
+        let tiers = self.core.lock().index.tiers();
+        self.core.lock().index = Index::new(log, tiers);
         found.sort_by_key(|manifest| (manifest.boundary, manifest.created, manifest.snapshot));
         let mut shared = Shared::default();
         let mut taken = Vec::with_capacity(found.len());
         let mut bad = Removal::default();
         self.core.lock().index.reserve(found.len());
-        for manifest in found {
-            let (id, created) = (manifest.snapshot, manifest.created);
-            match self.take_in(disk, manifest, &mut shared) {
-                Ok(()) => taken.push((created, id)),
-                Err(error) => {
-                    self.metrics.error("unusable_snapshot");
-                    tracing::warn!(snapshot = %id, %error, "A snapshot on disk is not used");
-                    if let Unusable::Store(error) = &error
-                        && error.kind() == ErrorKind::Data
-                    {
-                        bad.snapshots.push(id);
-                    }
-                }
+        let all = found.len();
+        for (at, manifest) in found.into_iter().enumerate() {
+            progress.tell(|| format!("{at} of {all} snapshots taken in, the catalog is written"));
+            let created = manifest.created;
+            if let Some(id) = self.take_in_or_tell(disk, &manifest, &mut shared, &mut bad) {
+                taken.push((created, id));
             }
         }
         self.core.lock().queue.remove(bad);
         Ok(taken)
     }
 
+    /// Takes a snapshot in and writes its row; one that cannot be used is told of.
+    pub(super) fn take_in_or_tell(
+        &self,
+        disk: &DiskTier,
+        manifest: &Manifest,
+        shared: &mut Shared,
+        bad: &mut Removal,
+    ) -> Option<SnapshotId> {
+        let id = manifest.snapshot;
+        match self.take_in(disk, manifest, shared) {
+            Ok(fresh) => {
+                if let Some(manifests) = self.store.manifests.as_ref().filter(|_| fresh) {
+                    let own = manifest.own.start;
+                    let mut place = |after| self.place(&id, if after { own } else { 0 });
+                    manifests.catalogue(manifest, &mut place);
+                }
+                Some(id)
+            }
+            Err(error) => {
+                self.metrics.error("unusable_snapshot");
+                tracing::warn!(snapshot = %id, %error, "A snapshot on disk is not used");
+                if let Unusable::Store(error) = &error
+                    && error.kind() == ErrorKind::Data
+                {
+                    bad.snapshots.push(id);
+                }
+                None
+            }
+        }
+    }
+
     fn take_in(
         &self,
         disk: &DiskTier,
-        manifest: Manifest,
+        manifest: &Manifest,
         shared: &mut Shared,
-    ) -> Result<(), Unusable> {
+    ) -> Result<bool, Unusable> {
         let fingerprint = manifest.fingerprint;
         let geometry = disk.geometry(&fingerprint).ok_or(Unusable::Model)?;
         let model = shared.models.entry(fingerprint).or_insert_with(|| {
@@ -157,7 +199,7 @@ impl Service {
             fingerprint,
             namespace: namespace.id(),
         };
-        let tokens = tokens_of(disk, &manifest, &key, &mut shared.tokens)?;
+        let tokens = tokens_of(disk, manifest, &key, &mut shared.tokens)?;
         let mut objects = manifest.objects(&geometry);
         let state = objects.next().ok_or(Unusable::NoKv)?;
         let entry = |meta: &ObjectMeta| ObjectEntry {
@@ -193,7 +235,7 @@ impl Service {
                 snapshots,
                 objects: inserted.unused,
             });
-            return Ok(());
+            return Ok(false);
         }
         let parent = core
             .index
@@ -213,7 +255,7 @@ impl Service {
             waiters: 0,
         };
         core.records.insert(manifest.snapshot, record);
-        Ok(())
+        Ok(true)
     }
 
     fn load_conversations(&self) -> Result<(), StoreError> {
@@ -223,10 +265,7 @@ impl Service {
         refs.scan(&mut |conversation| match conversation {
             Ok(conversation) => self.core.lock().recall(conversation),
             Err(bad) => tracing::warn!(?bad, "A conversation went to quarantine"),
-        })?;
-        // What was just read need not be written.
-        self.core.lock().conversations.take_dirty();
-        Ok(())
+        })
     }
 
     /// Brings the most recent snapshots into RAM, as far as configured and below the mark at which

@@ -111,7 +111,9 @@ impl Service {
         self.hold.block(Point::Save(&SaveState::Sealing));
         let mut tried = 0;
         loop {
-            match manifests.put(&manifest) {
+            let own = manifest.own.start;
+            let mut place = |after| self.place(&manifest.snapshot, if after { own } else { 0 });
+            match manifests.put_placed(&manifest, &mut place) {
                 Err(error) if tried < 3 && self.make_room_on_disk(&error) => tried += 1,
                 put => return put.map(|()| bytes),
             }
@@ -128,8 +130,8 @@ impl Service {
             return Ok(None);
         };
         let generation = |id: &ObjectId| -> Result<Generation, StoreError> {
-            let meta = disk.meta(id).ok_or(StoreError::NotFound { object: *id })?;
-            Ok(meta.generation)
+            disk.generation(id)
+                .ok_or(StoreError::NotFound { object: *id })
         };
         let mut kv = Vec::with_capacity(plan.hit.kv.len());
         for part in &plan.hit.kv {

@@ -47,6 +47,7 @@ pub struct Counters {
     strange: AtomicU64,
     unreadable_models: AtomicU64,
     fsync_failures: AtomicU64,
+    catalog_lost: AtomicU64,
 }
 
 /// The counters at one moment.
@@ -82,6 +83,8 @@ pub struct Counts {
     pub unreadable_models: u64,
     /// Failed fsyncs.
     pub fsync_failures: u64,
+    /// Catalogs that could not be written any more.
+    pub catalog_lost: u64,
 }
 
 // === impl Reason ===
@@ -143,6 +146,7 @@ impl Counters {
             strange,
             unreadable_models,
             fsync_failures,
+            catalog_lost,
         } = self;
         Counts {
             written_payload: written_payload.load(Relaxed),
@@ -164,6 +168,7 @@ impl Counters {
             strange: strange.load(Relaxed),
             unreadable_models: unreadable_models.load(Relaxed),
             fsync_failures: fsync_failures.load(Relaxed),
+            catalog_lost: catalog_lost.load(Relaxed),
         }
     }
 
@@ -225,6 +230,10 @@ impl Counters {
 
     pub(crate) fn failed_fsync(&self) {
         self.fsync_failures.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn lost_catalog(&self) {
+        self.catalog_lost.fetch_add(1, Relaxed);
     }
 
     fn by_reason(&self) -> impl Iterator<Item = (Reason, &AtomicU64)> {

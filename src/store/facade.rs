@@ -6,6 +6,7 @@ use crate::{device::shm::ShmError, util::clock::Clock};
 
 use super::{
     arena::{Arena, ArenaError},
+    catalog::Image,
     config::Config,
     counters::{Counters, Counts},
     disk::{DiskTier, conversations::Refs, data_dir::DataDir, manifests::Manifests},
@@ -28,7 +29,7 @@ pub struct Store {
     pub manifests: Option<Manifests>,
     /// The conversations on disk, if configured.
     pub refs: Option<Refs>,
-    dir: Option<Arc<DataDir>>,
+    pub(super) dir: Option<Arc<DataDir>>,
     counters: Arc<Counters>,
 }
 
@@ -75,6 +76,59 @@ impl Store {
             Some(dir) => TokenLog::on_disk(Arc::clone(dir)),
             None => TokenLog::in_memory()
                 .map_err(|error| StoreError::io(Op::Open, "memfd".into(), error)),
+        }
+    }
+
+    /// Starts an empty catalog, with an empty token log that belongs to it. Whatever catalog there
+    /// was is gone.
+    ///
+    /// # Errors
+    /// Those of the system: then there is none, and everything works without.
+    pub fn new_catalog(&self) -> Result<TokenLog, StoreError> {
+        let dir = self.dir.as_ref().ok_or(StoreError::NotScanned)?;
+        let made = dir.catalog.create(dir).and_then(|epoch| {
+            let mut log = TokenLog::of_catalog(Arc::clone(dir), epoch)?;
+            log.settle();
+            Ok(log)
+        });
+        if made.is_err() {
+            dir.catalog.give_up(dir, "it could not be made");
+        }
+        made
+    }
+
+    /// The token log that belongs to a catalog.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn token_log_of(&self, image: &Image) -> Result<TokenLog, StoreError> {
+        let dir = self.dir.as_ref().ok_or(StoreError::NotScanned)?;
+        TokenLog::of_catalog(Arc::clone(dir), image.epoch())
+    }
+
+    /// The orderly end of the catalog: all that is written is durable, and nothing more may be
+    /// written.
+    pub fn close_catalog(&self, tokens: &TokenLog) {
+        let Some(dir) = &self.dir else { return };
+        if !dir.catalog.is_on() {
+            return;
+        }
+        let closed = match tokens.sync() {
+            Ok(()) => dir.catalog.close(dir),
+            Err(error) => {
+                dir.catalog.give_up(dir, &error.to_string());
+                return;
+            }
+        };
+        if let Err(error) = closed {
+            tracing::warn!(%error, "The catalog was not closed; after a start of the host it is rebuilt");
+        }
+    }
+
+    /// Gives the catalog up: the next start reads the manifests.
+    pub fn give_up_catalog(&self, why: &str) {
+        if let Some(dir) = &self.dir {
+            dir.catalog.give_up(dir, why);
         }
     }
 

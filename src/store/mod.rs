@@ -9,7 +9,8 @@
 //! # State
 //! In RAM all payload lies in one [`Arena`]; an object holds its blocks and gives them back when the
 //! last clone is dropped. On disk an object is a file for each shard; a snapshot is there when its
-//! manifest is. At the start manifests are read once ([`Manifests::scan`]); no payload is.
+//! manifest is. The start reads the [`catalog`] of all manifests, or, where that is missing or not to
+//! be trusted, the manifests themselves ([`Manifests::scan`]); no payload is read.
 //!
 //! # Order of writes
 //! Objects first, each shard as temporary file, fsync, rename, then fsync of the folder. The manifest
@@ -28,6 +29,7 @@
 //! outside reach the file system only as hashes, and no link is ever followed.
 
 mod arena;
+pub mod catalog;
 mod config;
 mod counters;
 mod disk;
@@ -43,6 +45,8 @@ mod tier;
 mod token_log;
 
 #[cfg(any(test, feature = "testing"))]
+mod bulk;
+#[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 #[cfg(any(test, feature = "testing"))]
 pub mod sample;
@@ -50,6 +54,7 @@ pub mod sample;
 pub use arena::{Arena, ArenaError, Found, PAGE, Segment, SegmentHeader};
 pub use config::{Config, DiskConfig};
 pub use counters::{Counters, Counts, Reason};
+pub use disk::manifests::{Place, Recalled};
 pub use disk::quarantine::Quarantined;
 pub use disk::{DiskTier, Registered, conversations::Refs, manifests::Manifests};
 pub use error::{ErrorKind, StoreError};

@@ -1,6 +1,10 @@
 //! The token log: every known prefix's token ids, one after the other, in a mapped file. It grows at
-//! its end only; pages whose tokens nobody knows any more become holes and take no room. It is rebuilt
-//! at each start from the tokens beside the KV, so it need not be durable.
+//! its end only; pages whose tokens nobody knows any more become holes and take no room. It belongs to
+//! a catalog, whose rows say where the tokens of a snapshot stand, and is found again with that;
+//! without one it is rebuilt from the tokens beside the KV, so it need not be durable.
+//!
+//! Beside a catalog holes are made only when the rows that name their tokens are gone
+//! ([`TokenLog::give_back`]): a row never points at a hole.
 //!
 //! Where others have filled the file system, or the budget is full of what is to stay, it goes on in
 //! memory: what is stored must be found all the same. Otherwise the owner of the budget makes room.
@@ -29,8 +33,10 @@ const PAGE_WORDS: u64 = 1024;
 #[derive(Debug)]
 pub struct TokenLog {
     words: MapFile,
-    /// The directory that its bytes are counted in; none if it lies in memory.
-    dir: Option<Arc<DataDir>>,
+    /// The directory that its bytes are counted in, and its name there; none if it lies in memory.
+    dir: Option<(Arc<DataDir>, Rel)>,
+    /// Beside a catalog: what was released since the last time that holes were made.
+    released: Option<Vec<(u64, u32)>>,
     /// For each page, tokens in it that somebody knows.
     live: Vec<u16>,
     /// Bytes of holes.
@@ -44,6 +50,21 @@ impl TokenLog {
     pub(crate) fn on_disk(dir: Arc<DataDir>) -> Result<Self, StoreError> {
         let rel = Rel::root().join(layout::TOKENS);
         dir.root.unlink(&rel)?;
+        Self::open(dir, rel)
+    }
+
+    /// The log of the catalog of this epoch, with what is in it. It counts as used when
+    /// [`Self::settle`] was called.
+    pub(crate) fn of_catalog(dir: Arc<DataDir>, epoch: u64) -> Result<Self, StoreError> {
+        let rel = Rel::root().join(layout::token_log(epoch));
+        let mut log = Self::open(dir, rel)?;
+        let pages = usize::try_from(log.words.len().div_ceil(PAGE_WORDS)).unwrap_or(usize::MAX);
+        log.live = vec![0; pages];
+        log.released = Some(Vec::new());
+        Ok(log)
+    }
+
+    fn open(dir: Arc<DataDir>, rel: Rel) -> Result<Self, StoreError> {
         let file = dir.root.open_or_create(&rel)?;
         let words = MapFile::open(file).map_err(|error| {
             let path = dir.root.path().join(rel.as_path());
@@ -51,10 +72,53 @@ impl TokenLog {
         })?;
         Ok(Self {
             words,
-            dir: Some(dir),
+            dir: Some((dir, rel)),
+            released: None,
             live: Vec::new(),
             holes: 0,
         })
+    }
+
+    /// Everything that points into a log found again is known: the rest becomes holes, and what is
+    /// left is counted.
+    pub fn settle(&mut self) {
+        let Some((dir, _)) = self.dir.clone() else {
+            return;
+        };
+        let whole = usize::try_from(self.words.len() / PAGE_WORDS).unwrap_or(usize::MAX);
+        self.holes = self.punch(0, whole);
+        let bytes = on_disk(self.words.len().saturating_mul(4));
+        dir.ledger.add(bytes.saturating_sub(self.holes));
+    }
+
+    /// Makes holes of what was released: no row of the catalog names it any more.
+    pub fn give_back(&mut self) {
+        let released = self.released.as_mut().map(std::mem::take);
+        for (offset, len) in released.unwrap_or_default() {
+            self.punch_released(offset, len);
+        }
+    }
+
+    /// Makes all tokens durable.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn sync(&self) -> io::Result<()> {
+        self.words.sync()
+    }
+
+    /// CRC-32C of a run of tokens; `None` if they are not all there.
+    #[must_use]
+    pub fn crc(&self, offset: u64, len: u32) -> Option<u32> {
+        let mut crc = Crc::default();
+        self.get(offset, len, &mut |run| crc.add(run));
+        (crc.words == u64::from(len)).then(|| crc.finish())
+    }
+
+    /// It belongs to a catalog.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.dir.is_some() && self.released.is_some()
     }
 
     /// An empty log in memory, where there is no disk tier.
@@ -63,6 +127,7 @@ impl TokenLog {
         Ok(Self {
             words: MapFile::open(file)?,
             dir: None,
+            released: None,
             live: Vec::new(),
             holes: 0,
         })
@@ -80,7 +145,7 @@ impl TokenLog {
     /// The system gives no memory; then nothing changed.
     pub fn go_on_in_memory(&mut self) -> io::Result<()> {
         match self.dir.clone() {
-            Some(dir) => self.leave(&dir),
+            Some((dir, rel)) => self.leave(&dir, &rel),
             None => Ok(()),
         }
     }
@@ -118,14 +183,17 @@ impl TokenLog {
     }
 
     /// Goes on in memory, with all that is there.
-    fn leave(&mut self, dir: &DataDir) -> io::Result<()> {
+    fn leave(&mut self, dir: &DataDir, rel: &Rel) -> io::Result<()> {
+        if self.released.take().is_some() {
+            dir.catalog.give_up(dir, "the token log goes on in memory");
+        }
         let mut words = Self::in_memory()?.words;
         let all = self.words.len();
         self.get_runs(0, all, &mut |run| words.append(run).map(drop))?;
         self.words = words;
         self.dir = None;
         self.punch(0, (all / PAGE_WORDS) as usize);
-        match dir.root.unlink(&Rel::root().join(layout::TOKENS)) {
+        match dir.root.unlink(rel) {
             Ok(_) => dir
                 .ledger
                 .sub(on_disk(all.saturating_mul(4)).saturating_sub(self.holes)),
@@ -207,12 +275,12 @@ impl Tokens for TokenLog {
     fn append(&mut self, tokens: &[TokenId]) -> io::Result<u64> {
         let appended = match self.dir.clone() {
             None => self.words.append(tokens)?,
-            Some(dir) => match self.append_on_disk(&dir, tokens) {
+            Some((dir, rel)) => match self.append_on_disk(&dir, tokens) {
                 Ok(offset) => offset,
                 // Others have filled the file system, or it does not work.
                 Err(error) => {
                     tracing::warn!(%error, "The token log goes on in memory");
-                    self.leave(&dir)?;
+                    self.leave(&dir, &rel)?;
                     self.words.append(tokens)?
                 }
             },
@@ -223,15 +291,19 @@ impl Tokens for TokenLog {
 
     fn release(&mut self, offset: u64, len: u32) {
         self.count(offset, len.into(), false);
-        // The last page is written to again.
-        let whole = self.words.len() / PAGE_WORDS;
-        let page = |page: u64| usize::try_from(page).unwrap_or(usize::MAX);
-        let end = offset.saturating_add(len.into()).div_ceil(PAGE_WORDS);
-        let bytes = self.punch(page(offset / PAGE_WORDS), page(end.min(whole)));
-        if let Some(dir) = &self.dir {
-            self.holes += bytes;
-            dir.ledger.sub(bytes);
+        match &mut self.released {
+            Some(released) => released.push((offset, len)),
+            None => self.punch_released(offset, len),
         }
+    }
+
+    fn hold(&mut self, offset: u64, len: u32) -> bool {
+        let end = offset.checked_add(u64::from(len));
+        let there = end.is_some_and(|end| end <= self.words.len());
+        if there {
+            self.count(offset, len.into(), true);
+        }
+        there
     }
 
     fn get(&self, offset: u64, len: u32, f: &mut dyn FnMut(&[TokenId])) {
@@ -240,6 +312,55 @@ impl Tokens for TokenLog {
             f(run);
             Ok(())
         });
+    }
+}
+
+impl TokenLog {
+    fn punch_released(&mut self, offset: u64, len: u32) {
+        // The last page is written to again.
+        let whole = self.words.len() / PAGE_WORDS;
+        let page = |page: u64| usize::try_from(page).unwrap_or(usize::MAX);
+        let end = offset.saturating_add(len.into()).div_ceil(PAGE_WORDS);
+        let bytes = self.punch(page(offset / PAGE_WORDS), page(end.min(whole)));
+        if let Some((dir, _)) = &self.dir {
+            self.holes += bytes;
+            dir.ledger.sub(bytes);
+        }
+    }
+}
+
+/// CRC-32C of tokens as little endian words.
+struct Crc {
+    digest: crc_fast::Digest,
+    words: u64,
+    bytes: Vec<u8>,
+}
+
+// === impl Crc ===
+
+impl Default for Crc {
+    fn default() -> Self {
+        Self {
+            digest: crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi),
+            words: 0,
+            bytes: Vec::new(),
+        }
+    }
+}
+
+impl Crc {
+    fn add(&mut self, run: &[TokenId]) {
+        self.words += run.len() as u64;
+        for part in run.chunks(PAGE_WORDS as usize) {
+            self.bytes.clear();
+            self.bytes
+                .extend(part.iter().flat_map(|token| token.to_le_bytes()));
+            self.digest.update(&self.bytes);
+        }
+    }
+
+    fn finish(&self) -> u32 {
+        self.digest.finalize() as u32
     }
 }
 
@@ -275,6 +396,7 @@ mod tests {
         let mut log = TokenLog {
             words: MapFile::open(file.reopen().unwrap()).unwrap(),
             dir: None,
+            released: None,
             live: Vec::new(),
             holes: 0,
         };

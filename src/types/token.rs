@@ -42,6 +42,12 @@ pub trait Tokens {
     /// beyond the end are left out, so a caller that compares must count what it saw.
     fn get(&self, offset: u64, len: u32, f: &mut dyn FnMut(&[TokenId]));
 
+    /// Something points at `[offset, offset + len)`, which an earlier process wrote; whether all of
+    /// it is there.
+    fn hold(&mut self, _offset: u64, _len: u32) -> bool {
+        false
+    }
+
     /// Nothing points at `[offset, offset + len)` any more: its room may be given back. Offsets of
     /// other tokens stay what they are. Default: keeps the room.
     fn release(&mut self, _offset: u64, _len: u32) {}

@@ -2,6 +2,7 @@
 
 mod evict;
 mod insert;
+mod load;
 mod machine;
 mod model;
 mod ops;

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::types::{Millis, SessionId, SnapshotId};
+use crate::util::id_map::IdMap;
 
 pub use select::{Found, Need};
 pub use stored::MAX_BRANCHES;
@@ -101,7 +102,7 @@ pub struct Conversations {
     /// The conversation that a request belonged to last.
     rids: HashMap<(Option<Arc<str>>, Arc<str>), ConversationKey>,
     /// Which conversations name a snapshot, by turn or by branch.
-    names: HashMap<SnapshotId, Vec<ConversationKey>>,
+    names: IdMap<SnapshotId, Vec<ConversationKey>>,
     /// The conversation of each open request.
     open: HashMap<Owner, ConversationKey>,
     /// Changed since the last [`Conversations::take_dirty`].

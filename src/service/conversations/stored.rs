@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::super::core::Core;
-use super::{ConversationKey, Turn};
+use super::super::core::{Core, Record};
+use super::{ConversationKey, Conversations, Turn};
 use crate::index::Pin;
 use crate::proto::channel::layout::Finish;
 use crate::store::{ConversationRef, TurnRef};
 use crate::types::SnapshotId;
+use crate::util::id_map::IdMap;
 
 /// Turns that are written of one conversation: the last so many.
 const MAX_TURNS: usize = 50_000;
@@ -65,9 +66,76 @@ impl Core {
 
     /// A conversation comes back. Snapshots that did not are forgotten.
     pub fn recall(&mut self, stored: ConversationRef) {
+        let mut stored = stored;
+        let turns = std::mem::take(&mut stored.turns);
+        let Self {
+            conversations,
+            records,
+            ..
+        } = self;
+        let key = conversations.recall(&stored, turns, |id| records.contains_key(id));
+        for turn in conversations.get(&key).map_or(&[][..], |it| &it.turns) {
+            name_record(records, &key, turn);
+        }
+        self.name_branches(&stored);
+    }
+
+    /// Every record learns the conversation and the request that it belongs to; names of snapshots
+    /// that did not come back are forgotten.
+    pub fn name_records(&mut self) {
+        let Self {
+            conversations,
+            records,
+            ..
+        } = self;
+        let mut lost = Vec::new();
+        for (key, conversation) in conversations.iter() {
+            for turn in &conversation.turns {
+                if !name_record(records, key, turn) {
+                    lost.extend(turn.snapshot);
+                }
+            }
+        }
+        for id in lost {
+            conversations.lost(id, None);
+        }
+        // What was just read need not be written.
+        conversations.take_dirty();
+    }
+
+    /// The branches of a conversation come back.
+    pub fn name_branches(&mut self, stored: &ConversationRef) {
         let key = ConversationKey::new(stored.tenant.as_deref(), &stored.conversation);
-        for turn in stored.turns {
-            let snapshot = turn.snapshot.filter(|id| self.records.contains_key(id));
+        for (name, id) in &stored.branches {
+            if self.index.pin(id, Pin::Named) {
+                self.conversations
+                    .set_branch(&key, name, *id, stored.updated);
+            }
+        }
+        self.conversations.take_dirty();
+    }
+}
+
+// === impl Conversations ===
+
+impl Conversations {
+    /// Makes room for the turns of so many snapshots.
+    pub fn reserve(&mut self, snapshots: usize) {
+        self.names.reserve(snapshots);
+        self.rids.reserve(snapshots);
+    }
+
+    /// A conversation comes back, without its branches. Snapshots that are not `known` are
+    /// forgotten.
+    pub fn recall(
+        &mut self,
+        stored: &ConversationRef,
+        turns: Vec<TurnRef>,
+        known: impl Fn(&SnapshotId) -> bool,
+    ) -> ConversationKey {
+        let key = ConversationKey::new(stored.tenant.as_deref(), &stored.conversation);
+        for turn in turns {
+            let snapshot = turn.snapshot.filter(&known);
             let turn = Turn {
                 number: turn.turn,
                 snapshot,
@@ -77,21 +145,29 @@ impl Core {
                 finished: turn.finished,
                 finish: finish_name(&turn.finish),
             };
-            if let Some(id) = snapshot
-                && let Some(record) = self.records.get_mut(&id)
-            {
-                record.conversation.get_or_insert_with(|| key.clone());
-                record.rid.get_or_insert_with(|| Arc::clone(&turn.rid));
-            }
-            self.conversations.put_turn(&key, turn);
+            self.put_turn(&key, turn);
         }
-        for (name, id) in stored.branches {
-            if self.index.pin(&id, Pin::Named) {
-                self.conversations
-                    .set_branch(&key, &name, id, stored.updated);
-            }
-        }
+        // What was just read need not be written.
+        self.dirty.remove(&key);
+        key
     }
+}
+
+/// A turn's snapshot learns whose it is; whether it is known, if there is one.
+fn name_record(
+    records: &mut IdMap<SnapshotId, Record>,
+    key: &ConversationKey,
+    turn: &Turn,
+) -> bool {
+    let Some(id) = turn.snapshot else {
+        return true;
+    };
+    let Some(record) = records.get_mut(&id) else {
+        return false;
+    };
+    record.conversation.get_or_insert_with(|| key.clone());
+    record.rid.get_or_insert_with(|| Arc::clone(&turn.rid));
+    true
 }
 
 /// The name as the wire has it; `error` for one that it does not have.

@@ -2,6 +2,7 @@
 
 mod attach;
 mod bytes;
+mod catalog;
 mod conversations;
 mod describe;
 mod durable;

@@ -67,7 +67,7 @@ impl World {
         Self::with(settings).await
     }
 
-    async fn at(folder: TempDir, settings: Settings) -> Self {
+    pub async fn at(folder: TempDir, settings: Settings) -> Self {
         let (service, registry, faults) = start(folder.path(), &settings);
         tokio::time::timeout(LONG, service.ready()).await.unwrap();
         Self {
@@ -109,6 +109,11 @@ impl World {
         line.map_or(0.0, |line| {
             line.rsplit(' ').next().unwrap().parse().unwrap()
         })
+    }
+
+    /// It started from the catalog.
+    pub fn was_recalled(&self) -> bool {
+        self.metric("engram_catalog_used") == 1.0
     }
 
     pub async fn all_durable(&self) {

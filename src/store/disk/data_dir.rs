@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     store::{
+        catalog::Catalog,
         config::DiskConfig,
         counters::{Counters, Reason},
         error::StoreError,
@@ -22,7 +23,7 @@ use super::{
     layout,
     ledger::{Ledger, Reservation, on_disk},
     quarantine::{Quarantine, Quarantined},
-    root::{Kind, Rel, Root, is_temporary},
+    root::{Entry, Kind, Rel, Root, is_temporary},
 };
 
 /// The format of the whole directory: names, folders, protocol of writing.
@@ -40,6 +41,7 @@ pub(crate) struct DataDir {
     pub(crate) root: Root,
     pub(crate) ledger: Ledger,
     quarantine: Quarantine,
+    pub(crate) catalog: Catalog,
     clock: Arc<dyn Clock>,
     min_free: u64,
     // Held until the end.
@@ -88,6 +90,7 @@ impl DataDir {
             root,
             ledger,
             quarantine,
+            catalog: Catalog::default(),
             clock,
             min_free: config.min_free.as_u64(),
             _lock: lock,
@@ -249,6 +252,24 @@ impl DataDir {
         Ok(empty)
     }
 
+    /// Deals with something where only folders of files are expected.
+    pub(crate) fn stray(&self, rel: &Rel, entry: &Entry) {
+        match entry.kind {
+            Kind::Other => {
+                self.quarantine(rel, Reason::NotAFile, "neither file nor folder");
+            }
+            Kind::File if is_temporary(&entry.name) => {
+                self.counters().swept();
+                self.root.discard(rel);
+            }
+            Kind::File => {
+                self.ledger.add(on_disk(entry.len));
+                self.strange(rel);
+            }
+            Kind::Folder => self.strange(rel),
+        }
+    }
+
     pub(crate) fn strange(&self, rel: &Rel) {
         self.root.counters().strange();
         tracing::warn!(path = %rel.as_path().display(), "Unknown file in the data directory");
@@ -330,6 +351,8 @@ fn sweep_top(root: &Root, ledger: &Ledger) -> Result<(), StoreError> {
         let rel = Rel::root().join(&entry.name);
         match entry.kind {
             Kind::Folder => root.saw_folders(1),
+            // Whoever takes it over counts it.
+            _ if layout::is_token_log(&entry.name) => {}
             _ if entry.name == layout::TOKENS => {
                 root.unlink(&rel)?;
             }

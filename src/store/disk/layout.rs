@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! LOCK  format.json  tokens.log
+//! catalog.json  catalog.log  tokens.<epoch, 16 digits>.log
 //! models/<first 32 digits of the fingerprint>/model.json
 //!     objects/<aa>/<bb>/<object>.<shard>.safetensors
 //!     manifests/<last two digits>/<snapshot>.json
@@ -23,6 +24,8 @@ use super::root::Rel;
 pub(crate) const LOCK: &str = "LOCK";
 pub(crate) const FORMAT: &str = "format.json";
 pub(crate) const TOKENS: &str = "tokens.log";
+pub(crate) const CATALOG: &str = "catalog.log";
+pub(crate) const CATALOG_STATE: &str = "catalog.json";
 pub(crate) const MODELS: &str = "models";
 pub(crate) const REFS: &str = "refs";
 pub(crate) const QUARANTINE: &str = "quarantine";
@@ -67,6 +70,26 @@ pub(crate) fn conversation(key: &ConversationKey) -> Rel {
     folder.join(format!("{}{JSON_END}", key.to_hex()))
 }
 
+/// The token log of a catalog.
+pub(crate) fn token_log(epoch: u64) -> String {
+    format!("tokens.{epoch:016x}.log")
+}
+
+/// Whether this is the name of a catalog's token log.
+pub(crate) fn is_token_log(name: &OsStr) -> bool {
+    name.to_str().is_some_and(|text| {
+        let digits = text
+            .strip_prefix("tokens.")
+            .and_then(|t| t.strip_suffix(".log"));
+        digits.is_some_and(|digits| hex::decode::<8>(digits).is_ok())
+    })
+}
+
+/// Where the manifests of a model are.
+pub(crate) fn manifests(fingerprint: &Fingerprint) -> Rel {
+    model_folder(fingerprint).join(MANIFESTS)
+}
+
 /// The object and shard of a file name.
 pub(crate) fn parse_object(name: &OsStr) -> Option<(ObjectId, u32)> {
     let (id, shard) = name.to_str()?.strip_suffix(OBJECT_END)?.split_once('.')?;
@@ -92,6 +115,12 @@ pub(crate) fn parse_conversation(name: &OsStr) -> Option<ConversationKey> {
 pub(crate) fn is_model(name: &OsStr) -> bool {
     name.to_str()
         .is_some_and(|text| hex::decode::<16>(text).is_ok())
+}
+
+/// The number of a folder in which files are spread.
+pub(crate) fn parse_spread(name: &OsStr) -> Option<u8> {
+    let [number] = hex::decode::<1>(name.to_str()?).ok()?;
+    Some(number)
 }
 
 /// Whether this is a name of the folders in which files are spread.

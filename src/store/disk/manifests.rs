@@ -12,26 +12,80 @@ use parking_lot::RwLock;
 
 use crate::{
     store::{
-        counters::Reason, error::StoreError, manifest::Manifest, sealed_json::Bad, tier::Tier,
+        catalog::{self, Image, Known, Owner, PlacedTokens, Row, RowKv, RowObject},
+        counters::Reason,
+        error::StoreError,
+        manifest::Manifest,
+        sealed_json::Bad,
+        tier::Tier,
     },
-    types::{Fingerprint, SnapshotId},
+    types::{Fingerprint, Generation, ObjectId, SnapshotId},
+    util::id_map::IdMap,
 };
 
 use super::{
     DiskTier,
     data_dir::DataDir,
     layout,
+    ledger::on_disk,
     quarantine::Quarantined,
     root::{Kind, Rel},
 };
 
+/// Frames of no use that a catalog may always have.
+const TIDY_ABOVE: u64 = 50_000;
+
 /// Manifest files. Putting one is the commit point of its snapshot.
 #[derive(Debug)]
 pub struct Manifests {
-    dir: Arc<DataDir>,
-    tier: Arc<DiskTier>,
-    models: RwLock<HashMap<SnapshotId, Fingerprint>>,
-    scanned: AtomicBool,
+    pub(super) dir: Arc<DataDir>,
+    pub(super) tier: Arc<DiskTier>,
+    pub(super) known: RwLock<Snapshots>,
+    pub(super) scanned: AtomicBool,
+}
+
+/// The snapshots on disk.
+#[derive(Debug, Default)]
+pub(super) struct Snapshots {
+    pub(super) models: Vec<Fingerprint>,
+    pub(super) all: IdMap<SnapshotId, Known>,
+}
+
+/// Says where the tokens of a snapshot stand: those beyond its parent's boundary if `true`, else all.
+pub type Place<'a> = &'a mut dyn FnMut(bool) -> PlacedTokens;
+
+/// What a start with a catalog found.
+#[derive(Debug)]
+pub struct Recalled {
+    /// The catalog.
+    pub image: Image,
+    /// Snapshots that it does not have.
+    pub more: Vec<Manifest>,
+    /// Manifests that went to quarantine.
+    pub bad: Vec<Quarantined>,
+}
+
+// === impl Snapshots ===
+
+impl Snapshots {
+    fn model(&mut self, fingerprint: &Fingerprint) -> u32 {
+        let found = self.models.iter().position(|model| model == fingerprint);
+        let number = found.unwrap_or_else(|| {
+            self.models.push(*fingerprint);
+            self.models.len() - 1
+        });
+        number as u32
+    }
+
+    fn fingerprint(&self, snapshot: &SnapshotId) -> Option<Fingerprint> {
+        let known = self.all.get(snapshot)?;
+        self.models.get(known.model as usize).copied()
+    }
+
+    pub(super) fn add(&mut self, manifest: &Manifest) {
+        let model = self.model(&manifest.fingerprint);
+        self.all.insert(manifest.snapshot, Known::only(model));
+    }
 }
 
 // === impl Manifests ===
@@ -41,7 +95,7 @@ impl Manifests {
         Self {
             dir,
             tier,
-            models: RwLock::default(),
+            known: RwLock::default(),
             scanned: AtomicBool::new(false),
         }
     }
@@ -57,6 +111,7 @@ impl Manifests {
         if self.scanned.swap(true, Ordering::AcqRel) {
             return Err(StoreError::invalid("second scan of the manifests"));
         }
+        self.tier.find_objects()?;
         let models: HashMap<Rel, Fingerprint> = self
             .tier
             .models()
@@ -112,9 +167,7 @@ impl Manifests {
             match read {
                 Err(error) => failed = Some(error),
                 Ok(Ok(manifest)) => {
-                    let mut models = self.models.write();
-                    models.insert(snapshot, manifest.fingerprint);
-                    drop(models);
+                    self.known.write().add(&manifest);
                     f(Ok(manifest));
                 }
                 Ok(Err(Bad { reason, detail, .. })) => {
@@ -141,6 +194,14 @@ impl Manifests {
     /// `NotFound` if an object is not there; `Invalid`; those of writing. After an error the snapshot
     /// may still be found at the next start (whole), if only the last fsync failed.
     pub fn put(&self, manifest: &Manifest) -> Result<(), StoreError> {
+        self.put_placed(manifest, &mut |_| PlacedTokens::default())
+    }
+
+    /// As [`Self::put`]; `place` says where the tokens stand, for the catalog.
+    ///
+    /// # Errors
+    /// As those of [`Self::put`].
+    pub fn put_placed(&self, manifest: &Manifest, place: Place<'_>) -> Result<(), StoreError> {
         if !self.scanned.load(Ordering::Acquire) {
             return Err(StoreError::NotScanned);
         }
@@ -151,10 +212,90 @@ impl Manifests {
             }
         }
         let rel = layout::manifest(&manifest.fingerprint, &manifest.snapshot);
-        self.dir.put_record(&rel, manifest)?;
-        let mut models = self.models.write();
-        models.insert(manifest.snapshot, manifest.fingerprint);
+        let put = self.dir.put_record(&rel, manifest);
+        if put.is_err() && self.dir.root.poisoned().is_some() {
+            self.dir.catalog.give_up(&self.dir, "an fsync failed");
+        }
+        put?;
+        self.catalogue(manifest, place);
         Ok(())
+    }
+
+    /// Writes the catalog's row of a snapshot whose manifest is there, in place of one before it.
+    pub fn catalogue(&self, manifest: &Manifest, place: Place<'_>) {
+        let row = self
+            .dir
+            .catalog
+            .is_on()
+            .then(|| self.row_of(manifest, place));
+        let mut known = self.known.write();
+        let model = known.model(&manifest.fingerprint);
+        let mut entry = Known::only(model);
+        if let Some(mut row) = row {
+            let owner = Owner {
+                fingerprint: manifest.fingerprint,
+                namespace: manifest.namespace.clone(),
+                shards: manifest.shards,
+                model: manifest.labels.get("model").cloned().unwrap_or_default(),
+            };
+            if let Some(number) = self.dir.catalog.put(&self.dir, &owner, &mut row) {
+                entry = Known {
+                    model,
+                    row: number,
+                    kv: row.shared + row.kv.len() as u32,
+                    digest: row.digest,
+                };
+            }
+        }
+        known.all.insert(manifest.snapshot, entry);
+    }
+
+    fn row_of(&self, manifest: &Manifest, place: Place<'_>) -> Row {
+        let digests = catalog::digests(&manifest.kv);
+        let parent = manifest.parent.and_then(|parent| {
+            let parent = *self.known.read().all.get(&parent)?;
+            let same = digests.get(parent.kv as usize) == Some(&parent.digest);
+            (parent.row != u32::MAX && same).then_some(parent)
+        });
+        let tokens = place(parent.is_some());
+        let object = |object: ObjectId, generation: Generation| RowObject {
+            object,
+            generation,
+            bytes: self.tier.bytes_of(&object),
+        };
+        let shared = parent.map_or(0, |parent| parent.kv);
+        let kv = manifest.kv.iter().skip(shared as usize).map(|part| RowKv {
+            object: object(part.object, part.generation),
+            range: part.range,
+            object_range: part.object_range,
+        });
+        let rel = layout::manifest(&manifest.fingerprint, &manifest.snapshot);
+        let manifest_bytes = match self.dir.root.stat(&rel) {
+            Ok(Some((Kind::File, len))) => on_disk(len),
+            _ => 0,
+        };
+        Row {
+            snapshot: manifest.snapshot,
+            owner: 0,
+            created: manifest.created,
+            generation: manifest.generation,
+            boundary: manifest.boundary,
+            manifest_bytes,
+            base: parent.map(|parent| parent.row),
+            shared,
+            state: object(manifest.state.object, manifest.state.generation),
+            kv: kv.collect(),
+            from: tokens.from,
+            runs: tokens.runs,
+            digest: digests.last().copied().unwrap_or_default(),
+            stamp: self.stamp_of(&rel.parent()),
+        }
+    }
+
+    fn stamp_of(&self, folder: &Rel) -> (i64, u32) {
+        // A folder that cannot be looked at is listed at the next start.
+        let stamp = self.dir.root.stamp(folder);
+        stamp.ok().flatten().unwrap_or_default()
     }
 
     /// The manifest of a snapshot.
@@ -165,7 +306,7 @@ impl Manifests {
         let none = StoreError::NoSnapshot {
             snapshot: *snapshot,
         };
-        let Some(fingerprint) = self.models.read().get(snapshot).copied() else {
+        let Some(fingerprint) = self.known.read().fingerprint(snapshot) else {
             return Err(none);
         };
         let rel = layout::manifest(&fingerprint, snapshot);
@@ -173,7 +314,7 @@ impl Manifests {
             Ok(Ok(manifest)) => Ok(manifest),
             Ok(Err(Bad { reason, detail, .. })) => {
                 self.dir.quarantine(&rel, reason, &detail);
-                self.models.write().remove(snapshot);
+                self.forget(snapshot, &rel);
                 Err(StoreError::Damaged {
                     path: self.dir.root.path().join(rel.as_path()),
                     reason,
@@ -182,7 +323,7 @@ impl Manifests {
                 })
             }
             Err(error) if error.is_missing() => {
-                self.models.write().remove(snapshot);
+                self.forget(snapshot, &rel);
                 Err(none)
             }
             Err(error) => Err(error),
@@ -191,20 +332,55 @@ impl Manifests {
 
     /// Removes a manifest for good; says whether it was there. Only then may its objects go.
     pub fn remove(&self, snapshot: &SnapshotId) -> Result<bool, StoreError> {
-        let Some(fingerprint) = self.models.read().get(snapshot).copied() else {
+        let Some(fingerprint) = self.known.read().fingerprint(snapshot) else {
             return Ok(false);
         };
-        let there = self
-            .dir
-            .remove_durably(&layout::manifest(&fingerprint, snapshot))?;
-        self.models.write().remove(snapshot);
-        Ok(there)
+        let rel = layout::manifest(&fingerprint, snapshot);
+        match self.dir.remove_durably(&rel) {
+            Ok(there) => {
+                self.forget(snapshot, &rel);
+                Ok(there)
+            }
+            Err(error) => {
+                // It may be there at the next start, and its tokens may not.
+                self.dir.catalog.doubt(&self.dir, *snapshot);
+                Err(error)
+            }
+        }
+    }
+
+    fn forget(&self, snapshot: &SnapshotId, rel: &Rel) {
+        self.known.write().all.remove(snapshot);
+        let stamp = self.stamp_of(&rel.parent());
+        self.dir.catalog.dropped(&self.dir, *snapshot, stamp);
+    }
+
+    /// Writes the catalog anew if much of it is of no use any more.
+    pub fn tidy(&self) {
+        let known = self.known.read();
+        let (frames, live) = (self.dir.catalog.frames(), known.all.len() as u64);
+        if frames <= live.saturating_mul(2).max(live + TIDY_ABOVE) {
+            return;
+        }
+        drop(known);
+        if let Err(error) = self.compact() {
+            tracing::warn!(%error, "The catalog could not be written anew; it goes on as it is");
+        }
+    }
+
+    /// Writes the catalog anew, without what is of no use any more.
+    ///
+    /// # Errors
+    /// Those of the system; it is as it was then.
+    pub fn compact(&self) -> Result<(), StoreError> {
+        let mut known = self.known.write();
+        self.dir.catalog.compact(&self.dir, &mut known.all)
     }
 
     /// Number of manifests.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.models.read().len()
+        self.known.read().all.len()
     }
 
     /// Whether there is none.
@@ -214,7 +390,11 @@ impl Manifests {
     }
 
     /// Reads a manifest and checks that it is where it belongs.
-    fn read(&self, rel: &Rel, snapshot: SnapshotId) -> Result<Result<Manifest, Bad>, StoreError> {
+    pub(super) fn read(
+        &self,
+        rel: &Rel,
+        snapshot: SnapshotId,
+    ) -> Result<Result<Manifest, Bad>, StoreError> {
         let read = self.dir.get_record::<Manifest>(rel)?;
         Ok(read.and_then(|manifest| {
             let place = layout::manifest(&manifest.fingerprint, &manifest.snapshot);

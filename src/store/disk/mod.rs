@@ -6,8 +6,8 @@
 //!
 //! # State
 //! An object is *here* once all its shards have their final names; only then is it in the table that
-//! `contains` and `get` ask. Files found at the start are *found* until a manifest names them; those
-//! that none names are orphans and go.
+//! `contains` and `get` ask. A start with a catalog fills the table from that. One without lists all
+//! files: they are *found* until a manifest names them; those that none names are orphans and go.
 //!
 //! # Order of writes
 //! Room is reserved; every shard is written to a temporary file and fsynced; all are renamed; the
@@ -30,8 +30,10 @@ pub(crate) mod ledger;
 pub(crate) mod manifests;
 pub(crate) mod model;
 pub(crate) mod object_file;
+pub(crate) mod objects;
 pub(crate) mod parallel;
 pub(crate) mod quarantine;
+pub(crate) mod recall;
 pub(crate) mod root;
 pub(crate) mod scan;
 pub(crate) mod transfer;
@@ -49,7 +51,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::{
     device::shm::SharedMap,
     pool::Geometry,
-    types::{Fingerprint, ObjectId, TierKind, TokenId},
+    types::{Fingerprint, Generation, ObjectId, TierKind, TokenId},
 };
 
 use super::{
@@ -67,6 +69,7 @@ use data_dir::DataDir;
 use ledger::on_disk;
 use model::ModelFile;
 use object_file::{Plan, token_bytes};
+use objects::Objects;
 use root::{Kind, Rel, Temp};
 use scan::FoundFiles;
 use transfer::{Mode, ReadError, Shard, tokens_of};
@@ -76,20 +79,14 @@ use transfer::{Mode, ReadError, Shard, tokens_of};
 pub struct DiskTier {
     dir: Arc<DataDir>,
     models: RwLock<HashMap<Fingerprint, Arc<Geometry>>>,
-    objects: RwLock<HashMap<ObjectId, Here>>,
+    objects: Objects,
     /// Object files that no manifest has named yet, by model.
     found: Mutex<HashMap<Fingerprint, FoundFiles>>,
+    /// Folders of models, with those whose description is good.
+    folders: Mutex<Vec<(Rel, Option<Fingerprint>)>>,
     scanned: AtomicBool,
     claims: Claims,
     mode: Mode,
-}
-
-/// An object whose files are all there.
-#[derive(Clone, Debug)]
-struct Here {
-    meta: Arc<ObjectMeta>,
-    /// Bytes of all its files on disk.
-    bytes: u64,
 }
 
 /// What became of a registration.
@@ -109,8 +106,9 @@ impl DiskTier {
         let tier = Self {
             dir,
             models: RwLock::default(),
-            objects: RwLock::default(),
+            objects: Objects::default(),
             found: Mutex::default(),
+            folders: Mutex::default(),
             scanned: AtomicBool::new(false),
             claims: Claims::default(),
             mode: Mode {
@@ -171,10 +169,15 @@ impl DiskTier {
     /// What an object here is.
     #[must_use]
     pub fn meta(&self, id: &ObjectId) -> Option<Arc<ObjectMeta>> {
-        self.objects
-            .read()
-            .get(id)
-            .map(|here| Arc::clone(&here.meta))
+        let (here, whose) = self.objects.get(id)?;
+        let geometry = self.geometry(&whose.fingerprint)?;
+        Some(objects::meta(id, &here, &whose, &geometry))
+    }
+
+    /// The save that an object here comes from.
+    #[must_use]
+    pub fn generation(&self, id: &ObjectId) -> Option<Generation> {
+        self.objects.get(id).map(|(here, _)| here.generation)
     }
 
     /// The tokens of a KV object here, read and verified without its payload.
@@ -182,11 +185,19 @@ impl DiskTier {
     /// # Errors
     /// As those of [`Tier::get`].
     pub fn tokens(&self, id: &ObjectId) -> Result<Arc<[TokenId]>, StoreError> {
-        let (meta, plan) = self.plan(id)?;
+        let (meta, plan, serial) = self.plan(id)?;
         let rel = layout::object(&meta.fingerprint, id, 0);
         match tokens_of(&self.dir.root, &rel, &meta, &plan, 0) {
             Ok(bytes) => Ok(to_tokens(&bytes, &meta)),
-            Err(error) => Err(self.failed_read(&meta, 0, error)),
+            Err(error) => Err(self.failed_read(&meta, serial, 0, error)),
+        }
+    }
+
+    /// Takes an object to be here.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn plant(&self, meta: &ObjectMeta, bytes: u64) {
+        if !self.objects.contains(&meta.id) {
+            self.objects.insert(meta, bytes);
         }
     }
 
@@ -202,11 +213,13 @@ impl DiskTier {
         self.mode.direct
     }
 
-    fn plan(&self, id: &ObjectId) -> Result<(Arc<ObjectMeta>, Plan), StoreError> {
-        let meta = self.meta(id).ok_or(StoreError::NotFound { object: *id })?;
-        let geometry = self.known_geometry(&meta.fingerprint)?;
+    fn plan(&self, id: &ObjectId) -> Result<(Arc<ObjectMeta>, Plan, u32), StoreError> {
+        let found = self.objects.get(id);
+        let (here, whose) = found.ok_or(StoreError::NotFound { object: *id })?;
+        let geometry = self.known_geometry(&whose.fingerprint)?;
+        let meta = objects::meta(id, &here, &whose, &geometry);
         let plan = Plan::checked(&meta, &geometry)?;
-        Ok((meta, plan))
+        Ok((meta, plan, here.serial))
     }
 
     fn known_geometry(&self, fingerprint: &Fingerprint) -> Result<Arc<Geometry>, StoreError> {
@@ -217,9 +230,9 @@ impl DiskTier {
 
     /// Whether an equal object is here; another one under the same id is an error.
     fn is_here(&self, meta: &ObjectMeta) -> Result<bool, StoreError> {
-        match self.objects.read().get(&meta.id) {
+        match self.meta(&meta.id) {
             None => Ok(false),
-            Some(here) if here.meta.same_but_generation(meta) => Ok(true),
+            Some(here) if here.same_but_generation(meta) => Ok(true),
             Some(_) => Err(StoreError::Conflict {
                 what: format!("object {}", meta.id),
             }),
@@ -288,7 +301,7 @@ impl DiskTier {
     fn read(
         &self,
         meta: &Arc<ObjectMeta>,
-        plan: &Plan,
+        (plan, serial): (&Plan, u32),
         arena: &Arena,
     ) -> Result<Object, StoreError> {
         let mut shards: Vec<Vec<Arc<Segment>>> = Vec::new();
@@ -316,7 +329,7 @@ impl DiskTier {
                 ))),
                 _ => Ok(bytes),
             });
-            let bytes = read.map_err(|error| self.failed_read(meta, shard, error))?;
+            let bytes = read.map_err(|error| self.failed_read(meta, serial, shard, error))?;
             tokens.get_or_insert(bytes);
         }
         for (shard, segments) in (0u32..).zip(&shards) {
@@ -336,7 +349,13 @@ impl DiskTier {
 
     /// The error for a file that could not be read. A bad or missing one takes all shards of its
     /// object with it.
-    fn failed_read(&self, meta: &Arc<ObjectMeta>, shard: u32, error: ReadError) -> StoreError {
+    fn failed_read(
+        &self,
+        meta: &ObjectMeta,
+        serial: u32,
+        shard: u32,
+        error: ReadError,
+    ) -> StoreError {
         let id = meta.id;
         let (reason, detail, result) = match error {
             ReadError::Other(error) => return error,
@@ -357,14 +376,7 @@ impl DiskTier {
             ),
         };
         let _claim = self.claims.claim(id);
-        let gone = {
-            let mut objects = self.objects.write();
-            let same = objects
-                .get(&id)
-                .is_some_and(|here| Arc::ptr_eq(&here.meta, meta));
-            same.then(|| objects.remove(&id))
-        };
-        if gone.is_none() {
+        if !self.objects.remove_same(&id, serial) {
             // Removed, or condemned by another reader, while this one read.
             return StoreError::NotFound { object: id };
         }
@@ -391,7 +403,7 @@ impl Tier for DiskTier {
     fn usage(&self) -> Usage {
         Usage {
             bytes: self.dir.used(),
-            objects: self.objects.read().len() as u64,
+            objects: self.objects.len() as u64,
             budget: self.dir.ledger.budget(),
         }
     }
@@ -401,7 +413,7 @@ impl Tier for DiskTier {
     }
 
     fn contains(&self, id: &ObjectId) -> bool {
-        self.objects.read().contains_key(id)
+        self.objects.contains(id)
     }
 
     fn put(&self, object: &Object) -> Result<Stored, StoreError> {
@@ -418,30 +430,28 @@ impl Tier for DiskTier {
         }
         let plan = Plan::of(meta, &geometry);
         let reservation = self.dir.reserve(scan::bytes_on_disk(meta, &plan))?;
+        self.dir
+            .catalog
+            .begin(&self.dir, &meta.fingerprint, &meta.id);
         let bytes = self.write(object, &plan)?;
         reservation.keep();
-        let here = Here {
-            meta: Arc::clone(meta),
-            bytes,
-        };
-        self.objects.write().insert(meta.id, here);
+        self.objects.insert(meta, bytes);
         Ok(Stored::Written { bytes })
     }
 
     fn get(&self, id: &ObjectId, arena: &Arena) -> Result<Object, StoreError> {
-        let (meta, plan) = self.plan(id)?;
-        self.read(&meta, &plan, arena)
+        let (meta, plan, serial) = self.plan(id)?;
+        self.read(&meta, (&plan, serial), arena)
     }
 
     fn remove(&self, id: &ObjectId) -> Result<bool, StoreError> {
         let _claim = self.claims.claim(*id);
-        let Some(here) = self.objects.write().remove(id) else {
+        let Some((here, whose)) = self.objects.remove(id) else {
             return Ok(false);
         };
-        let meta = &here.meta;
         let mut removed = Ok(true);
-        for shard in 0..meta.shards {
-            let rel = layout::object(&meta.fingerprint, id, shard);
+        for shard in 0..whose.shards {
+            let rel = layout::object(&whose.fingerprint, id, shard);
             if let Err(error) = self.dir.root.unlink(&rel) {
                 removed = Err(error);
             }
@@ -449,16 +459,19 @@ impl Tier for DiskTier {
         if removed.is_ok() {
             self.dir.ledger.sub(here.bytes);
             self.dir
-                .prune(&layout::object_folder(&meta.fingerprint, id), 2);
+                .prune(&layout::object_folder(&whose.fingerprint, id), 2);
+            self.dir.catalog.gone(&self.dir, id);
         }
         removed
     }
 
     fn list(&self) -> Vec<Arc<ObjectMeta>> {
-        let objects = self.objects.read();
-        objects
-            .values()
-            .map(|here| Arc::clone(&here.meta))
+        let all = self.objects.all();
+        all.iter()
+            .filter_map(|(id, here, whose)| {
+                let geometry = self.geometry(&whose.fingerprint)?;
+                Some(objects::meta(id, here, whose, &geometry))
+            })
             .collect()
     }
 }

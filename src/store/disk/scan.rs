@@ -12,7 +12,7 @@ use crate::{
 };
 
 use super::{
-    DiskTier, Here, layout,
+    DiskTier, layout,
     ledger::on_disk,
     model::ModelFile,
     object_file::{ALIGN, Facts, MAX_HEADER, Plan, data_len, encode_header},
@@ -89,6 +89,38 @@ impl DiskTier {
             }
         }
         let model = self.read_model(folder)?;
+        let known = model.as_ref().map(|model| model.fingerprint);
+        self.folders.lock().push((folder.clone(), known));
+        if let Some(ModelFile {
+            fingerprint,
+            geometry,
+            ..
+        }) = model
+        {
+            self.models.write().insert(fingerprint, Arc::new(geometry));
+        }
+        Ok(())
+    }
+
+    /// Lists the object files of all models.
+    pub(crate) fn find_objects(&self) -> Result<(), StoreError> {
+        for (folder, model) in self.model_folders() {
+            self.find_files(&folder, model)?;
+        }
+        Ok(())
+    }
+
+    /// The folders of models, and those of them whose description is good.
+    pub(crate) fn model_folders(&self) -> Vec<(Rel, Option<Fingerprint>)> {
+        self.folders.lock().clone()
+    }
+
+    /// Lists the object files of a model.
+    pub(crate) fn find_files(
+        &self,
+        folder: &Rel,
+        model: Option<Fingerprint>,
+    ) -> Result<(), StoreError> {
         let mut files = FoundFiles::new();
         let objects = folder.join(layout::OBJECTS);
         self.dir.sweep_spread(&objects, 2, &mut |rel, len| {
@@ -98,13 +130,7 @@ impl DiskTier {
             files.entry(id).or_default().push((shard, len));
             true
         })?;
-        if let Some(ModelFile {
-            fingerprint,
-            geometry,
-            ..
-        }) = model
-        {
-            self.models.write().insert(fingerprint, Arc::new(geometry));
+        if let Some(fingerprint) = model {
             self.found.lock().insert(fingerprint, files);
         }
         Ok(())
@@ -147,8 +173,9 @@ impl DiskTier {
             let id = meta.id;
             meta.validate(Some(&geometry))
                 .map_err(|error| Bad::new(Reason::Invalid, error.to_string()))?;
-            if let Some(here) = self.objects.read().get(&id) {
-                if !here.meta.same_but_generation(&meta) {
+            if let Some((here, whose)) = self.objects.get(&id) {
+                let known = super::objects::meta(&id, &here, &whose, &geometry);
+                if !known.same_but_generation(&meta) {
                     let detail = format!("object {id} is another one than it says");
                     return Err(Bad::new(Reason::Mismatch, detail));
                 }
@@ -175,19 +202,14 @@ impl DiskTier {
             let bytes = own.map(|(_, len)| on_disk(*len)).sum();
             ready.push((meta, bytes));
         }
-        let mut objects = self.objects.write();
         for (meta, bytes) in ready {
             if let Some(there) = files.get_mut(&meta.id) {
                 // A shard too many is nobody's: it stays for the sweep.
                 there.retain(|(shard, _)| *shard >= meta.shards);
             }
-            let newer = match objects.get(&meta.id) {
-                Some(here) => here.meta.generation < meta.generation,
-                None => true,
-            };
-            if newer {
-                let meta = Arc::new(meta);
-                objects.insert(meta.id, Here { meta, bytes });
+            let known = self.objects.get(&meta.id);
+            if known.is_none_or(|(here, _)| here.generation < meta.generation) {
+                self.objects.insert(&meta, bytes);
             }
         }
         Ok(())

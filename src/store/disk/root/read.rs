@@ -80,6 +80,23 @@ impl Root {
         })
     }
 
+    /// When a folder was changed last; `None` if it is not there.
+    pub(crate) fn stamp(&self, rel: &Rel) -> Result<Option<(i64, u32)>, StoreError> {
+        self.op(Op::Open, rel, || {
+            let stat = self
+                .folder_of(rel)
+                .and_then(|folder| stat_at(&folder, rel.name()));
+            match stat {
+                Ok(stat) => Ok(Some((
+                    stat.st_mtime,
+                    u32::try_from(stat.st_mtime_nsec).unwrap_or(0),
+                ))),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
     /// The names in a folder; empty if there is no such folder.
     pub(crate) fn list(&self, rel: &Rel) -> Result<Vec<Entry>, StoreError> {
         self.op(Op::Open, rel, || {

@@ -217,6 +217,36 @@ impl Root {
         })
     }
 
+    /// Adds bytes to an open file, which need not survive a crash of the host.
+    pub(crate) fn append(
+        &self,
+        file: &File,
+        rel: &Rel,
+        at: u64,
+        bytes: &[u8],
+    ) -> Result<(), StoreError> {
+        self.writable()?;
+        let len = bytes.len() as u64;
+        self.halves(Op::Write, rel, len, |part| {
+            let part = usize::try_from(part).unwrap_or(usize::MAX);
+            file.write_all_at(bytes.get(..part).unwrap_or(bytes), at)
+        })?;
+        self.counters.wrote_bytes(len);
+        Ok(())
+    }
+
+    /// Cuts an open file.
+    pub(crate) fn cut(&self, file: &File, rel: &Rel, len: u64) -> Result<(), StoreError> {
+        self.op(Op::Write, rel, || file.set_len(len))
+    }
+
+    /// As [`Self::sync_file`], for a file that has its name.
+    pub(crate) fn sync_plain(&self, file: &File, rel: &Rel) -> Result<(), StoreError> {
+        self.writable()?;
+        let done = self.op(Op::Fsync, rel, || file.sync_all());
+        self.poison_if_failed(done)
+    }
+
     /// Removes a file that never got its name. The sweep at the next start takes what stays.
     pub(crate) fn discard(&self, rel: &Rel) {
         if let Err(error) = self.unlink(rel) {

@@ -1,0 +1,526 @@
+//! A start with the catalog: what was on disk when the daemon ended is known without reading it.
+//!
+//! # What
+//! The rows of the catalog go straight into the index, the table of objects and the records. Two
+//! threads share the work: one fills the index, the other the objects and the conversations. A
+//! snapshot whose row is no longer right is read from its manifest, as all are without a catalog.
+//!
+//! # Tokens
+//! Prompts are compared with the token log, so what it says must be what was written. A small log is
+//! verified here, a large one once the daemon is ready. Where it differs, the snapshot is left out
+//! and the catalog is given up, so that the next start reads the tokens beside the KV.
+//!
+//! # Errors
+//! As those of a start without one.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use super::Service;
+use super::conversations::Conversations;
+use super::core::{Model, Record, Removal};
+use super::save_state::SaveState;
+use super::startup::Shared;
+use crate::index::{
+    Edge, Index, Loader, ObjectEntry, Part, Placed, Placing, Spot, TierSet, TreeKey,
+};
+use crate::pool::Geometry;
+use crate::store::catalog::{Image, Owner, PlacedTokens, Row, RowKv, RowObject, Stale, TokenRun};
+use crate::store::{DiskTier, Recalled, Refs, StoreError, TokenLog};
+use crate::types::{Millis, Namespace, ObjectId, ObjectKind, SnapshotId, TierKind, TokenRange};
+use crate::util::id_map::IdMap;
+
+/// How often is said how far a start is.
+const TELL: Duration = Duration::from_secs(5);
+/// Snapshots between two looks at the clock.
+const LOOK: u32 = 256;
+/// A token log up to so many tokens is verified before the daemon is ready.
+const VERIFY_FIRST: u64 = 16 << 20;
+/// Runs of tokens that are verified without a pause.
+const VERIFY_AT_ONCE: usize = 256;
+
+/// Says how far a start is, in the log and to those who ask whether the daemon is ready.
+pub(super) struct Progress<'a> {
+    service: &'a Service,
+    last: Duration,
+    count: u32,
+}
+
+/// What the snapshots of one owner have in common.
+struct Common {
+    model: Arc<Model>,
+    namespace: Arc<Namespace>,
+    key: TreeKey,
+    geometry: Arc<Geometry>,
+}
+
+/// A run of tokens that is still to be verified.
+struct Unverified {
+    snapshot: SnapshotId,
+    run: TokenRun,
+}
+
+/// What the rows gave.
+struct Filled {
+    index: Index<TokenLog>,
+    records: IdMap<SnapshotId, Record>,
+    found: Vec<(Millis, SnapshotId)>,
+    /// To be read from their manifests.
+    again: Vec<SnapshotId>,
+    /// Second snapshots of a prefix.
+    twice: Vec<SnapshotId>,
+    unverified: Vec<Unverified>,
+}
+
+// === impl Progress ===
+
+impl<'a> Progress<'a> {
+    pub(super) fn new(service: &'a Service) -> Self {
+        Self {
+            service,
+            last: service.clock.monotonic(),
+            count: 0,
+        }
+    }
+
+    /// One more is done.
+    pub(super) fn tell(&mut self, how_far: impl FnOnce() -> String) {
+        self.count += 1;
+        if !self.count.is_multiple_of(LOOK) {
+            return;
+        }
+        let text = how_far();
+        let now = self.service.clock.monotonic();
+        if now.saturating_sub(self.last) >= TELL {
+            self.last = now;
+            tracing::info!("{}: {text}", super::LOADING);
+        }
+        self.service.latches.tell(super::LOADING, text);
+    }
+}
+
+// === impl Service ===
+
+impl Service {
+    /// Starts from the catalog; `None`: there is none to start from.
+    pub(super) fn recall(&self) -> Result<Option<Vec<(Millis, SnapshotId)>>, StoreError> {
+        let disk = self.store.disk.as_deref();
+        let Some((disk, manifests)) = disk.zip(self.store.manifests.as_ref()) else {
+            return Ok(None);
+        };
+        let mut recalled = match manifests.recall(self.config.catalog_from)? {
+            Ok(recalled) => recalled,
+            Err(stale) => {
+                if stale != Stale::Small {
+                    let why = stale.as_str();
+                    tracing::info!(
+                        why,
+                        "All manifests are read, and the catalog is written anew"
+                    );
+                }
+                return Ok(None);
+            }
+        };
+        let log = self.store.token_log_of(&recalled.image)?;
+        let Recalled { image, more, bad } = &mut recalled;
+        let image = &*image;
+        let (filled, conversations) = thread::scope(|scope| {
+            let beside = scope.spawn(|| {
+                manifests.take_objects(image, more, bad)?;
+                self.recall_conversations(image, self.store.refs.as_ref())
+            });
+            let filled = self.fill(disk, image, log);
+            match beside.join() {
+                Ok(conversations) => (filled, conversations),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        });
+        let (conversations, branches) = conversations?;
+        for bad in &recalled.bad {
+            tracing::warn!(?bad, "A snapshot went to quarantine");
+        }
+        let more = manifests.finish(recalled);
+        self.metrics.catalog_used.set(1);
+        Ok(Some(self.take_over(
+            filled,
+            (conversations, branches),
+            more,
+        )))
+    }
+
+    /// All conversations, and which snapshots their branches name.
+    #[expect(clippy::type_complexity, reason = "one caller")]
+    fn recall_conversations(
+        &self,
+        image: &Image,
+        refs: Option<&Refs>,
+    ) -> Result<(Conversations, Vec<crate::store::ConversationRef>), StoreError> {
+        let mut conversations = Conversations::default();
+        let mut branches = Vec::new();
+        let Some(refs) = refs else {
+            return Ok((conversations, branches));
+        };
+        conversations.reserve(image.snapshots());
+        refs.scan(&mut |conversation| match conversation {
+            Ok(mut conversation) => {
+                let turns = std::mem::take(&mut conversation.turns);
+                conversations.recall(&conversation, turns, |_| true);
+                if !conversation.branches.is_empty() {
+                    branches.push(conversation);
+                }
+            }
+            Err(bad) => tracing::warn!(?bad, "A conversation went to quarantine"),
+        })?;
+        Ok((conversations, branches))
+    }
+
+    /// Puts all rows into an index.
+    fn fill(&self, disk: &DiskTier, image: &Image, log: TokenLog) -> Filled {
+        let tiers = self.core.lock().index.tiers();
+        let verify_first = log.len() <= VERIFY_FIRST;
+        let owners: Vec<Option<Common>> = image
+            .owners()
+            .iter()
+            .map(|owner| Common::of(owner, disk))
+            .collect();
+        let count = image.snapshots();
+        let mut filling = Filling {
+            image,
+            owners: &owners,
+            loader: Index::loader(log, tiers, count),
+            spots: Vec::new(),
+            edges: Vec::new(),
+            parts: Vec::new(),
+            verify_first,
+            unverified: Vec::new(),
+        };
+        let mut placed: Vec<(u32, Spot)> = Vec::with_capacity(count);
+        let (mut again, mut twice) = (Vec::new(), Vec::new());
+        let mut progress = Progress::new(self);
+        let mut row = Row::blank();
+        for number in image.numbers() {
+            if !image.row(number, &mut row) {
+                continue;
+            }
+            match filling.place(number, &row) {
+                Some(Placing::Fresh(spot)) => placed.push((number, spot)),
+                Some(Placing::Standing(_)) => twice.push(row.snapshot),
+                None => again.push(row.snapshot),
+            }
+            progress.tell(|| format!("{number} of {count} snapshots"));
+        }
+        let Filling {
+            loader, unverified, ..
+        } = filling;
+        let mut records = IdMap::with_capacity_and_hasher(count, Default::default());
+        let mut found = Vec::with_capacity(count);
+        for (number, spot) in placed {
+            if !image.row(number, &mut row) {
+                continue;
+            }
+            let Some(Some(common)) = owners.get(row.owner as usize) else {
+                continue;
+            };
+            found.push((row.created, row.snapshot));
+            let record = Record {
+                model: Arc::clone(&common.model),
+                namespace: Arc::clone(&common.namespace),
+                state: SaveState::Durable,
+                generation: row.generation,
+                parent: loader.parent(spot),
+                created: row.created,
+                conversation: None,
+                rid: None,
+                written: 0,
+                failure: None,
+                waiters: 0,
+            };
+            records.insert(row.snapshot, record);
+        }
+        let mut index = loader.finish();
+        index.log_mut().settle();
+        Filled {
+            index,
+            records,
+            found,
+            again,
+            twice,
+            unverified,
+        }
+    }
+
+    /// Lets everybody see what was read, and reads what is not in order.
+    fn take_over(
+        &self,
+        filled: Filled,
+        (conversations, branches): (Conversations, Vec<crate::store::ConversationRef>),
+        more: Vec<crate::store::Manifest>,
+    ) -> Vec<(Millis, SnapshotId)> {
+        let Filled {
+            index,
+            records,
+            mut found,
+            again,
+            twice,
+            unverified,
+        } = filled;
+        let (disk, manifests) = (self.store.disk.as_deref(), self.store.manifests.as_ref());
+        let Some((disk, manifests)) = disk.zip(manifests) else {
+            return found;
+        };
+        let mut core = self.core.lock();
+        core.index = index;
+        core.records = records;
+        core.conversations = conversations;
+        // Another snapshot of the same prefix is as good, and these only cost space.
+        core.queue.remove(Removal {
+            snapshots: twice,
+            objects: Vec::new(),
+        });
+        drop(core);
+        let mut bad = Removal::default();
+        let mut shared = Shared::default();
+        let read = again.into_iter().filter_map(|id| match manifests.get(&id) {
+            Ok(manifest) => Some(manifest),
+            Err(error) => {
+                tracing::warn!(snapshot = %id, %error, "A snapshot on disk is not used");
+                None
+            }
+        });
+        let mut rest: Vec<_> = read.chain(more).collect();
+        rest.sort_by_key(|manifest| (manifest.boundary, manifest.created, manifest.snapshot));
+        if !rest.is_empty() {
+            tracing::info!(
+                count = rest.len(),
+                "Snapshots that the catalog does not have"
+            );
+        }
+        let mut progress = Progress::new(self);
+        let all = rest.len();
+        for (at, manifest) in rest.into_iter().enumerate() {
+            progress.tell(|| format!("{at} of {all} snapshots that the catalog does not have"));
+            let created = manifest.created;
+            if let Some(id) = self.take_in_or_tell(disk, &manifest, &mut shared, &mut bad) {
+                found.push((created, id));
+            }
+        }
+        let mut core = self.core.lock();
+        core.queue.remove(bad);
+        core.name_records();
+        for conversation in branches {
+            core.name_branches(&conversation);
+        }
+        drop(core);
+        self.verify_later(unverified);
+        found
+    }
+
+    /// Where the tokens of a snapshot stand from `from` on.
+    pub(super) fn place(&self, snapshot: &SnapshotId, from: u32) -> PlacedTokens {
+        let core = self.core.lock();
+        let log = core.index.log();
+        if !log.is_kept() {
+            return PlacedTokens::default();
+        }
+        let Some((from, edges)) = core.index.edges(snapshot, from) else {
+            return PlacedTokens::default();
+        };
+        let runs: Option<Vec<TokenRun>> = edges
+            .into_iter()
+            .map(|edge| {
+                Some(TokenRun {
+                    offset: edge.offset,
+                    len: edge.len,
+                    first: edge.first,
+                    head: edge.head,
+                    crc: log.crc(edge.offset, edge.len)?,
+                })
+            })
+            .collect();
+        PlacedTokens {
+            from,
+            runs: runs.unwrap_or_default(),
+        }
+    }
+
+    /// Verifies the tokens of a large log, a little at a time.
+    fn verify_later(&self, unverified: Vec<Unverified>) {
+        *self.unverified.lock() = unverified
+            .into_iter()
+            .map(|Unverified { snapshot, run }| (snapshot, run))
+            .collect();
+    }
+
+    /// Verifies a few more runs of the token log; whether some are left.
+    pub(super) fn verify_some(&self) -> bool {
+        let mut left = self.unverified.lock();
+        let from = left.len().saturating_sub(VERIFY_AT_ONCE);
+        let some = left.split_off(from);
+        let more = !left.is_empty();
+        if !more {
+            left.shrink_to_fit();
+        }
+        drop(left);
+        for (snapshot, run) in some {
+            let mut core = self.core.lock();
+            if !core.records.contains_key(&snapshot)
+                || core.index.log().crc(run.offset, run.len) == Some(run.crc)
+                || !core.index.log().is_kept()
+            {
+                continue;
+            }
+            // It stays on disk, and is found again by the tokens beside its KV.
+            let removed = core.index.remove_snapshot(&snapshot);
+            let gone = core.gone(removed, None);
+            drop(core);
+            self.metrics.error("token_log");
+            tracing::error!(
+                %snapshot,
+                objects = gone.objects.len(),
+                "The token log is damaged: a snapshot is not used until the next start"
+            );
+            self.store.give_up_catalog("the token log is damaged");
+        }
+        more
+    }
+}
+
+/// Rows on their way into an index.
+struct Filling<'a> {
+    image: &'a Image,
+    owners: &'a [Option<Common>],
+    loader: Loader<TokenLog>,
+    /// Where the rows stand, by number.
+    spots: Vec<Option<Spot>>,
+    edges: Vec<Edge>,
+    parts: Vec<Part>,
+    verify_first: bool,
+    unverified: Vec<Unverified>,
+}
+
+// === impl Filling ===
+
+impl Filling<'_> {
+    /// Places a row; `None` if its manifest has to be read.
+    fn place(&mut self, number: u32, row: &Row) -> Option<Placing> {
+        let common = self.owners.get(row.owner as usize)?.as_ref()?;
+        let at = number as usize;
+        if self.spots.len() <= at {
+            self.spots.resize(at + 1, None);
+        }
+        let base = row.base.filter(|base| {
+            let whole = self.image.kv_len(*base) == Some(row.shared);
+            let starts = row.kv.first().map(|part| part.range.start);
+            whole && row.from > 0 && starts == Some(row.from)
+        });
+        let after = base.and_then(|base| self.spots.get(base as usize).copied().flatten());
+        let (whole_kv, whole_runs);
+        let (kv, runs) = match after {
+            Some(_) => (&row.kv, &row.runs),
+            None => {
+                whole_kv = self.image.kv_of(number)?;
+                whole_runs = self.image.runs_of(number);
+                (&whole_kv, &whole_runs)
+            }
+        };
+        if runs.is_empty() || kv.is_empty() {
+            return None;
+        }
+        if self.verify_first && !runs.iter().all(|run| self.verified(run)) {
+            return None;
+        }
+        self.edges.clear();
+        self.edges.extend(runs.iter().map(|run| Edge {
+            offset: run.offset,
+            len: run.len,
+            first: run.first,
+            head: run.head,
+        }));
+        self.parts.clear();
+        self.parts.extend(kv.iter().map(|part| common.part(part)));
+        let placed = Placed {
+            id: row.snapshot,
+            state: common.state(&row.state, row.boundary),
+            after,
+            edges: &self.edges,
+            kv: &self.parts,
+            created: row.created,
+        };
+        let placing = match self.loader.place(&common.key, &placed) {
+            Ok(placing) => placing,
+            Err(error) => {
+                tracing::debug!(snapshot = %row.snapshot, %error, "A row does not fit");
+                return None;
+            }
+        };
+        if let Some(slot) = self.spots.get_mut(at) {
+            *slot = Some(placing.spot());
+        }
+        if !self.verify_first {
+            let snapshot = row.snapshot;
+            let runs = runs.iter().map(|run| Unverified {
+                snapshot,
+                run: *run,
+            });
+            self.unverified.extend(runs);
+        }
+        Some(placing)
+    }
+
+    fn verified(&self, run: &TokenRun) -> bool {
+        self.loader.log().crc(run.offset, run.len) == Some(run.crc)
+    }
+}
+
+// === impl Common ===
+
+impl Common {
+    fn of(owner: &Owner, disk: &DiskTier) -> Option<Self> {
+        let geometry = disk.geometry(&owner.fingerprint)?;
+        let namespace = Arc::new(owner.namespace.clone());
+        Some(Self {
+            model: Arc::new(Model {
+                fingerprint: owner.fingerprint,
+                name: owner.model.clone(),
+                geometry: (*geometry).clone(),
+                shards: owner.shards,
+            }),
+            key: TreeKey {
+                fingerprint: owner.fingerprint,
+                namespace: namespace.id(),
+            },
+            namespace,
+            geometry,
+        })
+    }
+
+    fn state(&self, state: &RowObject, boundary: u32) -> ObjectEntry {
+        let range = TokenRange::at(boundary);
+        self.entry(
+            state.object,
+            ObjectKind::State,
+            range,
+            self.geometry.state_bytes(),
+        )
+    }
+
+    fn part(&self, part: &RowKv) -> Part {
+        let range = part.object_range;
+        let bytes = self.geometry.kv_bytes(range);
+        Part {
+            object: self.entry(part.object.object, ObjectKind::Kv, range, bytes),
+            range: part.range,
+        }
+    }
+
+    fn entry(&self, id: ObjectId, kind: ObjectKind, range: TokenRange, bytes: u64) -> ObjectEntry {
+        ObjectEntry {
+            id,
+            kind,
+            range,
+            bytes: bytes.saturating_mul(u64::from(self.model.shards)),
+            tiers: TierSet::of(&[TierKind::Disk]),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Large stores for benchmarks: the same files as a daemon writes, without an fsync for each.
+
+use std::{fs, sync::Arc};
+
+use crate::pool::Geometry;
+
+use super::{
+    Manifest, Place, Store, StoreError,
+    disk::{layout, object_file::Plan, root::Rel, scan::bytes_on_disk},
+    fault::Op,
+    refs::ConversationRef,
+    sealed_json::{self, Record},
+};
+
+// === impl Store ===
+
+impl Store {
+    /// Puts a manifest and its row there, as if its objects had been written. No object file is made.
+    ///
+    /// # Errors
+    /// Those of the system; `Invalid`.
+    pub fn plant(&self, manifest: &Manifest, place: Place<'_>) -> Result<(), StoreError> {
+        let missing = || StoreError::invalid("no disk tier, or its model is not known".to_owned());
+        let disk = self.disk.as_ref().ok_or_else(missing)?;
+        let manifests = self.manifests.as_ref().ok_or_else(missing)?;
+        let geometry: Arc<Geometry> = disk.geometry(&manifest.fingerprint).ok_or_else(missing)?;
+        for meta in manifest.objects(&geometry) {
+            let plan = Plan::of(&meta, &geometry);
+            disk.plant(&meta, bytes_on_disk(&meta, &plan));
+        }
+        let rel = layout::manifest(&manifest.fingerprint, &manifest.snapshot);
+        self.plant_record(&rel, manifest)?;
+        manifests.catalogue(manifest, place);
+        Ok(())
+    }
+
+    /// Puts the file of a conversation there.
+    ///
+    /// # Errors
+    /// As those of [`Store::plant`].
+    pub fn plant_conversation(&self, conversation: &ConversationRef) -> Result<(), StoreError> {
+        self.plant_record(&layout::conversation(&conversation.key()), conversation)
+    }
+
+    fn plant_record<T: Record>(&self, rel: &Rel, record: &T) -> Result<(), StoreError> {
+        let bytes = sealed_json::encode(record).map_err(|bad| StoreError::invalid(bad.detail))?;
+        let dir = self.dir.as_ref().ok_or(StoreError::NotScanned)?;
+        dir.root.make_folders(&rel.parent())?;
+        let path = dir.root.path().join(rel.as_path());
+        fs::write(&path, bytes).map_err(|error| StoreError::io(Op::Write, path, error))
+    }
+}
