@@ -13,5 +13,6 @@ mod pressure;
 mod ranks;
 mod restore;
 mod save;
+mod scrub;
 mod small_disk;
 mod world;

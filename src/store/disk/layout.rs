@@ -1,7 +1,7 @@
 //! Names in the data directory. They are made of hashes, UUIDs and numbers only.
 //!
 //! ```text
-//! LOCK  format.json  tokens.log
+//! LOCK  format.json  tokens.log  scrub.json
 //! models/<first 32 digits of the fingerprint>/model.json
 //!     objects/<aa>/<bb>/<object>.<shard>.safetensors
 //!     manifests/<last two digits>/<snapshot>.json
@@ -22,6 +22,8 @@ use super::root::Rel;
 
 pub(crate) const LOCK: &str = "LOCK";
 pub(crate) const FORMAT: &str = "format.json";
+/// How far the scrub is.
+pub(crate) const SCRUB: &str = "scrub.json";
 pub(crate) const TOKENS: &str = "tokens.log";
 pub(crate) const MODELS: &str = "models";
 pub(crate) const REFS: &str = "refs";
