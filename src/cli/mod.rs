@@ -1,13 +1,14 @@
 //! The command line.
 //!
 //! Exit codes: 0 done; 1 refused by the daemon, or failed; 2 wrong usage; 3 no daemon answers;
-//! 64 bad configuration.
+//! 64 bad configuration. `engram fsck` has its own, see there.
 
 mod announce;
 mod client;
 mod demo;
 mod engine;
 mod fields;
+mod fsck;
 mod lifeline;
 mod remote;
 mod serve;
@@ -38,6 +39,7 @@ Examples:
   engram ls                                   conversations that it knows
   engram ls chat-42                           their turns and branches
   engram save chat-42 --branch before-edit    keep the latest state under a name
+  engram fsck /var/lib/engram                 check what a stopped daemon has on disk
   engram restore chat-42 --turn 7             bring a turn into RAM for the next request
 
 ENGRAM_URL and ENGRAM_TOKEN say where the daemon is and who asks.";
@@ -50,6 +52,8 @@ enum Command {
     Engine(engine::Args),
     /// See it work: a conversation that survives the death of its engine and of the daemon.
     Demo(demo::Args),
+    /// Check a data directory that no daemon uses, and repair it.
+    Fsck(fsck::Args),
     /// List conversations, or the snapshots of one.
     Ls(remote::Ls),
     /// Show one snapshot.
@@ -72,6 +76,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args),
         Command::Engine(args) => engine::run(args),
         Command::Demo(args) => demo::run(args),
+        Command::Fsck(args) => fsck::run(args),
         Command::Ls(args) => remote::run(args),
         Command::Show(args) => remote::run(args),
         Command::Save(args) => remote::run(args),

@@ -59,6 +59,12 @@ pub struct Config {
     pub preload: ByteSize,
     /// Threads that read from disk. Default: 4.
     pub read_threads: usize,
+    /// Bytes a second at most that are read from disk only to verify them; 0: nothing is. Default:
+    /// `8 MiB`.
+    pub scrub_rate: ByteSize,
+    /// From the start of one pass over everything on disk to the start of the next. Default: `7days`.
+    #[serde(with = "humantime_serde")]
+    pub scrub_every: Duration,
     /// A restore that would save fewer tokens is skipped. Default: 1.
     pub min_restore_tokens: u32,
     /// Prefill speed in tokens a second: a restore predicted to be slower is skipped. Default:
@@ -96,6 +102,8 @@ impl Default for Config {
             ram_low: 0.8,
             preload: ByteSize::gib(4),
             read_threads: 4,
+            scrub_rate: ByteSize::mib(8),
+            scrub_every: Duration::from_secs(7 * 24 * 3600),
             min_restore_tokens: 1,
             prefill_tokens_per_second: None,
             max_idle_conversations: 10_000,

@@ -99,6 +99,14 @@ pub struct Metrics {
     pub promoted: Counter,
     /// Their payload bytes.
     pub promoted_bytes: Counter,
+    /// Bytes on disk that were verified although nobody asked for them.
+    pub scrubbed_bytes: Counter,
+    /// Objects that could not be read then.
+    pub scrub_errors: Counter,
+    /// Passes over everything on disk that ended.
+    pub scrub_passes: Counter,
+    /// When the last one ended, in Unix seconds; 0: never.
+    pub scrub_last_pass: Level,
     /// Errors, by type.
     pub errors: Family<ByType, Counter>,
     /// Attached workers.
@@ -183,6 +191,10 @@ impl Metrics {
             evicted_snapshots,
             promoted,
             promoted_bytes,
+            scrubbed_bytes,
+            scrub_errors,
+            scrub_passes,
+            scrub_last_pass,
             errors,
             sessions,
             refused,
@@ -303,6 +315,28 @@ impl Metrics {
             "Payload from disk to RAM",
             bytes(),
             promoted_bytes,
+        );
+        r.register_with_unit(
+            "scrubbed",
+            "Bytes on disk verified in the background",
+            bytes(),
+            scrubbed_bytes,
+        );
+        r.register(
+            "scrub_errors",
+            "Objects that scrubbing could not read",
+            scrub_errors,
+        );
+        r.register(
+            "scrub_passes",
+            "Passes of scrubbing over everything on disk that ended",
+            scrub_passes,
+        );
+        r.register_with_unit(
+            "scrub_last_pass_timestamp",
+            "When the last whole pass of scrubbing ended, in Unix time; 0: never",
+            Unit::Seconds,
+            scrub_last_pass,
         );
         r.register("errors", "Errors, by type", errors);
         r.register("sessions", "Attached workers", sessions);

@@ -3,7 +3,8 @@
 //! # What
 //! [`Service`] stands between three worlds. *Workers* attach and speak over a shared-memory
 //! channel, each served by a task of its own (`session`); the ranks of one server meet in `shards`.
-//! *Storage* is blocking: one thread changes the disk (`mover`), some read from it (`promote`).
+//! *Storage* is blocking: one thread changes the disk (`mover`), some read from it (`promote`), one
+//! reads what nobody asks for (`scrub`).
 //! *People and programs* ask by name (`by_name`, `rows`).
 //!
 //! # State
@@ -49,6 +50,7 @@ pub mod restore_state;
 mod room;
 mod rows;
 pub mod save_state;
+mod scrub;
 mod session;
 mod shards;
 mod shutdown;
@@ -216,6 +218,7 @@ impl Service {
         service.latches.hold(LOADING);
         service.promoter.start(&service, threads)?;
         mover::start(&service)?;
+        scrub::start(&service)?;
         let loading = Arc::clone(&service);
         tokio::task::spawn_blocking(move || loading.load());
         Ok(service)

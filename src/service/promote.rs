@@ -76,6 +76,12 @@ impl Promoter {
         if speed > 0.0 { speed } else { 1e9 }
     }
 
+    /// Whether anything is being read, or waits to be.
+    pub fn is_busy(&self) -> bool {
+        let queue = self.queue.lock();
+        !queue.waiting.is_empty() || !queue.idle.is_empty()
+    }
+
     /// Calls `waiter` once the object is in RAM, or why it is not.
     fn ask(&self, object: ObjectId, waiter: Waiter) {
         let mut queue = self.queue.lock();

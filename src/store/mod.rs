@@ -57,6 +57,7 @@ pub use counters::{Counters, Counts, Reason};
 pub use disk::manifests::{Place, Recalled};
 pub use disk::quarantine::Quarantined;
 pub use disk::{DiskTier, Registered, conversations::Refs, manifests::Manifests};
+pub use disk::{fsck, scrub};
 pub use error::{ErrorKind, StoreError};
 pub use facade::Store;
 pub use manifest::{KvRef, Manifest, ObjectRef};

@@ -14,5 +14,6 @@ mod pressure;
 mod ranks;
 mod restore;
 mod save;
+mod scrub;
 mod small_disk;
 mod world;

@@ -150,18 +150,7 @@ impl DataDir {
 
     /// Reads a record. The inner error is a bad file, which is still there.
     pub(crate) fn get_record<T: Record>(&self, rel: &Rel) -> Result<Result<T, Bad>, StoreError> {
-        let read = self.root.read_small(rel, sealed_json::MAX_BYTES);
-        Ok(match read {
-            Ok(Some(bytes)) => sealed_json::decode(&bytes),
-            Ok(None) => Err(Bad::new(Reason::Length, "too long")),
-            Err(StoreError::UnsafePath { .. }) => {
-                Err(Bad::new(Reason::NotAFile, "not a plain file"))
-            }
-            Err(error) if is_bad_medium(&error) => {
-                Err(Bad::new(Reason::Unreadable, error.to_string()))
-            }
-            Err(error) => return Err(error),
-        })
+        read_record(&self.root, rel)
     }
 
     /// Removes a file for good; says whether it was there.
@@ -276,6 +265,17 @@ impl DataDir {
     }
 }
 
+/// Reads a record. The inner error is a bad file, which is still there.
+pub(crate) fn read_record<T: Record>(root: &Root, rel: &Rel) -> Result<Result<T, Bad>, StoreError> {
+    Ok(match root.read_small(rel, sealed_json::MAX_BYTES) {
+        Ok(Some(bytes)) => sealed_json::decode(&bytes),
+        Ok(None) => Err(Bad::new(Reason::Length, "too long")),
+        Err(StoreError::UnsafePath { .. }) => Err(Bad::new(Reason::NotAFile, "not a plain file")),
+        Err(error) if is_bad_medium(&error) => Err(Bad::new(Reason::Unreadable, error.to_string())),
+        Err(error) => return Err(error),
+    })
+}
+
 impl Record for FormatFile {
     const FORMAT: u32 = FORMAT_VERSION;
 
@@ -314,34 +314,54 @@ fn is_store(root: &Root) -> Result<bool, StoreError> {
 }
 
 fn check_format(root: &Root, there: bool, now: Millis) -> Result<(), StoreError> {
+    if !there {
+        return write_format(root, now);
+    }
     let rel = Rel::root().join(layout::FORMAT);
-    let full = || root.path().join(layout::FORMAT);
-    let damaged = |reason, detail: String| StoreError::Damaged {
-        path: full(),
+    let path = || root.path().join(layout::FORMAT);
+    let damaged = |reason, detail| StoreError::Damaged {
+        path: path(),
         reason,
         detail,
         hint: DAMAGED_FORMAT,
     };
-    if there {
-        let bytes = root.read_small(&rel, sealed_json::MAX_BYTES)?;
-        let bytes = bytes.ok_or_else(|| damaged(Reason::Length, "too long".into()))?;
-        sealed_json::decode::<FormatFile>(&bytes).map_err(|bad| match bad.version {
-            Some(found) => StoreError::Version {
-                path: full(),
-                found,
-                known: FORMAT_VERSION,
-            },
-            None => damaged(bad.reason, bad.detail),
-        })?;
-    } else {
-        let file = FormatFile {
-            format_version: FORMAT_VERSION,
-            created: now,
-        };
-        let bytes = sealed_json::encode(&file).map_err(|bad| damaged(bad.reason, bad.detail))?;
-        root.replace(&rel, &bytes)?;
-    }
+    let bytes = root.read_small(&rel, sealed_json::MAX_BYTES)?;
+    let bytes = bytes.ok_or_else(|| damaged(Reason::Length, "too long".into()))?;
+    sealed_json::decode::<FormatFile>(&bytes).map_err(|bad| match bad.version {
+        Some(found) => StoreError::Version {
+            path: path(),
+            found,
+            known: FORMAT_VERSION,
+        },
+        None => damaged(bad.reason, bad.detail),
+    })?;
     Ok(())
+}
+
+/// What is wrong with the directory's format file; another version is an error.
+pub(crate) fn bad_format(root: &Root) -> Result<Option<Bad>, StoreError> {
+    match check_format(root, true, Millis(0)) {
+        Ok(()) => Ok(None),
+        Err(StoreError::Damaged { reason, detail, .. }) => Ok(Some(Bad::new(reason, detail))),
+        Err(error) if error.is_missing() => Ok(Some(Bad::new(Reason::Incomplete, "missing"))),
+        Err(StoreError::UnsafePath { .. }) => {
+            Ok(Some(Bad::new(Reason::NotAFile, "not a plain file")))
+        }
+        Err(error) if is_bad_medium(&error) => {
+            Ok(Some(Bad::new(Reason::Unreadable, error.to_string())))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes the directory's format file.
+pub(crate) fn write_format(root: &Root, now: Millis) -> Result<(), StoreError> {
+    let file = FormatFile {
+        format_version: FORMAT_VERSION,
+        created: now,
+    };
+    let bytes = sealed_json::encode(&file).expect("two numbers");
+    root.replace(&Rel::root().join(layout::FORMAT), &bytes)
 }
 
 /// Counts what lies in the directory itself and removes what is only worth something to the process
@@ -366,41 +386,85 @@ fn sweep_top(root: &Root, ledger: &Ledger) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn lock(root: &Root, now: Millis) -> Result<Flock<std::fs::File>, StoreError> {
+/// Keeps everybody else away, with a note for them that says who does.
+pub(crate) fn lock(root: &Root, now: Millis) -> Result<Flock<std::fs::File>, StoreError> {
     let rel = Rel::root().join(layout::LOCK);
     let file = root.open_or_create(&rel)?;
-    let path = || root.path().to_owned();
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => {
-            let host = nix::unistd::gethostname().unwrap_or_default();
             let owner = Owner {
                 pid: std::process::id(),
-                host: host.to_string_lossy().into_owned(),
+                host: host(),
                 since: now,
             };
             let note = serde_json::to_vec(&owner).expect("plain strings and numbers");
             root.overwrite(&lock, &rel, &note)?;
             Ok(lock)
         }
-        Err((file, nix::errno::Errno::EWOULDBLOCK)) => {
-            let mut note = Vec::new();
-            let read = file.take(MAX_LOCK_NOTE).read_to_end(&mut note);
-            let owner = read.ok().and_then(|_| serde_json::from_slice(&note).ok());
-            Err(StoreError::Locked {
-                path: path(),
-                owner: match owner {
-                    Some(Owner { pid, host, since }) => {
-                        let age = Duration::from_secs(now.since(since).as_secs());
-                        format!(
-                            "process {pid} on {host}, since {} ({} ago)",
-                            since.rfc3339(),
-                            format_duration(age)
-                        )
-                    }
-                    None => "another process".into(),
-                },
-            })
-        }
-        Err((_, errno)) => Err(StoreError::io(Op::Open, path(), errno.into())),
+        Err((file, errno)) => Err(not_locked(root, file, errno, now)),
+    }
+}
+
+/// Keeps writers away and changes nothing; `None` in a directory without the file for it.
+pub(crate) fn lock_to_read(
+    root: &Root,
+    now: Millis,
+) -> Result<Option<Flock<std::fs::File>>, StoreError> {
+    let file = match root.open_file(&Rel::root().join(layout::LOCK)) {
+        Ok((file, _)) => file,
+        Err(error) if error.is_missing() => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    match Flock::lock(file, FlockArg::LockSharedNonblock) {
+        Ok(lock) => Ok(Some(lock)),
+        Err((file, errno)) => Err(not_locked(root, file, errno, now)),
+    }
+}
+
+fn not_locked(
+    root: &Root,
+    file: std::fs::File,
+    errno: nix::errno::Errno,
+    now: Millis,
+) -> StoreError {
+    let path = root.path().to_owned();
+    if errno != nix::errno::Errno::EWOULDBLOCK {
+        return StoreError::io(Op::Open, path, errno.into());
+    }
+    let mut note = Vec::new();
+    let read = file.take(MAX_LOCK_NOTE).read_to_end(&mut note);
+    let owner: Option<Owner> = read.ok().and_then(|_| serde_json::from_slice(&note).ok());
+    // Who only reads leaves no note: it may be of somebody who is gone.
+    let owner = owner.filter(Owner::may_live);
+    StoreError::Locked {
+        path,
+        owner: match owner {
+            Some(Owner { pid, host, since }) => {
+                let age = Duration::from_secs(now.since(since).as_secs());
+                format!(
+                    "process {pid} on {host}, since {} ({} ago)",
+                    since.rfc3339(),
+                    format_duration(age)
+                )
+            }
+            None => "another process, which may be a check by `engram fsck`".into(),
+        },
+    }
+}
+
+fn host() -> String {
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    host.to_string_lossy().into_owned()
+}
+
+// === impl Owner ===
+
+impl Owner {
+    /// Processes of other hosts, or of other containers, cannot be looked for.
+    fn may_live(&self) -> bool {
+        self.host != host()
+            || std::path::Path::new("/proc")
+                .join(self.pid.to_string())
+                .exists()
     }
 }

@@ -1,7 +1,7 @@
 //! Names in the data directory. They are made of hashes, UUIDs and numbers only.
 //!
 //! ```text
-//! LOCK  format.json  tokens.log
+//! LOCK  format.json  tokens.log  scrub.json
 //! catalog.json  catalog.log  tokens.<epoch, 16 digits>.log
 //! models/<first 32 digits of the fingerprint>/model.json
 //!     objects/<aa>/<bb>/<object>.<shard>.safetensors
@@ -23,6 +23,8 @@ use super::root::Rel;
 
 pub(crate) const LOCK: &str = "LOCK";
 pub(crate) const FORMAT: &str = "format.json";
+/// How far the scrub is.
+pub(crate) const SCRUB: &str = "scrub.json";
 pub(crate) const TOKENS: &str = "tokens.log";
 pub(crate) const CATALOG: &str = "catalog.log";
 pub(crate) const CATALOG_STATE: &str = "catalog.json";

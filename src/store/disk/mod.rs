@@ -25,6 +25,7 @@
 pub(crate) mod claims;
 pub(crate) mod conversations;
 pub(crate) mod data_dir;
+pub mod fsck;
 pub(crate) mod layout;
 pub(crate) mod ledger;
 pub(crate) mod manifests;
@@ -36,6 +37,7 @@ pub(crate) mod quarantine;
 pub(crate) mod recall;
 pub(crate) mod root;
 pub(crate) mod scan;
+pub mod scrub;
 pub(crate) mod transfer;
 
 use std::{
@@ -476,7 +478,7 @@ impl Tier for DiskTier {
     }
 }
 
-fn to_tokens(bytes: &[u8], meta: &ObjectMeta) -> Arc<[TokenId]> {
+pub(crate) fn to_tokens(bytes: &[u8], meta: &ObjectMeta) -> Arc<[TokenId]> {
     let (words, _) = bytes.as_chunks::<4>();
     let count = meta.token_count() as usize;
     words

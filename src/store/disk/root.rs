@@ -163,19 +163,29 @@ impl Root {
         faults: Faults,
         counters: Arc<Counters>,
     ) -> Result<Self, StoreError> {
-        let fail = |op, error: io::Error| StoreError::io(op, path.to_owned(), error);
         let made = pass(&faults, Op::Mkdir, Path::new("")).and_then(|()| {
             use std::os::unix::fs::DirBuilderExt;
             std::fs::DirBuilder::new().mode(0o700).create(path)
         });
         match made {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            result => result.map_err(|error| fail(Op::Mkdir, error))?,
+            result => {
+                result.map_err(|error| StoreError::io(Op::Mkdir, path.to_owned(), error))?;
+            }
         }
+        Self::open_existing(path, faults, counters)
+    }
+
+    /// As [`Root::open`], but what is not there is not made.
+    pub(crate) fn open_existing(
+        path: &Path,
+        faults: Faults,
+        counters: Arc<Counters>,
+    ) -> Result<Self, StoreError> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let dir = pass(&faults, Op::Open, Path::new(""))
             .and_then(|()| Ok(open(path, flags, Mode::empty())?))
-            .map_err(|error| fail(Op::Open, error))?;
+            .map_err(|error| StoreError::io(Op::Open, path.to_owned(), error))?;
         let probe = OpenHow::new()
             .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
             .resolve(ResolveFlag::RESOLVE_BENEATH);
@@ -193,6 +203,12 @@ impl Root {
             faults,
             counters,
         })
+    }
+
+    /// From here on every change is refused.
+    pub(crate) fn only_read(&self) {
+        // If it is poisoned already, changes are refused as well.
+        let _ = self.poison.set("it was opened to be read only".into());
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -241,7 +241,7 @@ impl DiskTier {
 }
 
 /// Whether a file may be this long; the exact length of its header is seen when it is read.
-fn plausible(meta: &ObjectMeta, len: u64) -> bool {
+pub(crate) fn plausible(meta: &ObjectMeta, len: u64) -> bool {
     let header = len.saturating_sub(data_len(meta));
     (ALIGN..=MAX_HEADER).contains(&header) && header.is_multiple_of(ALIGN)
 }

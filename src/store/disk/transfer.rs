@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::{
+    device::shm::SharedMap,
     pool::Geometry,
     store::{
         arena::Segment, counters::Reason, error::StoreError, fault::Op, object::ObjectMeta,
@@ -49,6 +50,16 @@ pub(crate) enum ReadError {
     Bad(Bad),
     /// Something else, which says nothing about the file.
     Other(StoreError),
+}
+
+/// One shard of which every chunk is read only to be verified, one after the other.
+#[derive(Debug)]
+pub(crate) struct Audit {
+    file: std::fs::File,
+    data: u64,
+    facts: Facts,
+    next: usize,
+    direct: bool,
 }
 
 /// Bytes of one part: data `[at, at + len)`.
@@ -194,6 +205,65 @@ impl Shard<'_> {
             };
             crc32c_joined(crc, next, run.len)
         })
+    }
+}
+
+// === impl Audit ===
+
+impl Audit {
+    /// Opens the file and verifies all but the chunks. Gives the token tensor, too.
+    pub(crate) fn open(
+        root: &Root,
+        rel: &Rel,
+        (meta, plan, shard): (&ObjectMeta, &Plan, u32),
+        direct: bool,
+    ) -> Result<(Self, Vec<u8>), ReadError> {
+        let (file, data, facts) = open(root, rel, meta, plan, shard)?;
+        let tokens = read_tokens(root, (&file, rel), data, plan, &facts)?;
+        root.set_direct(&file, direct);
+        let audit = Self {
+            file,
+            data,
+            facts,
+            next: 0,
+            direct,
+        };
+        Ok((audit, tokens))
+    }
+
+    /// Verifies the next chunk, in `scratch` of [`CHUNK`] bytes, and says how long it is; `None` after
+    /// the last.
+    pub(crate) fn step(
+        &mut self,
+        root: &Root,
+        rel: &Rel,
+        plan: &Plan,
+        scratch: &SharedMap,
+    ) -> Result<Option<u64>, ReadError> {
+        let Some(expected) = self.facts.checksums.get(self.next) else {
+            return Ok(None);
+        };
+        let at = self.next as u64 * CHUNK;
+        let len = CHUNK.min(plan.data_len.saturating_sub(at));
+        let read = || root.read_map((&self.file, rel), self.data + at, scratch, 0, len);
+        match read() {
+            // It takes the flag and not the reads.
+            Err(StoreError::Io { source, .. })
+                if self.direct && source.raw_os_error() == Some(nix::libc::EINVAL) =>
+            {
+                self.direct = false;
+                root.set_direct(&self.file, false);
+                read()?;
+            }
+            done => done?,
+        }
+        let found = scratch.crc32c(0, len).expect("a chunk fits");
+        if found != *expected {
+            let detail = format!("chunk {} of {}", self.next, plan.chunks());
+            return Err(ReadError::Bad(Bad::new(Reason::Checksum, detail)));
+        }
+        self.next += 1;
+        Ok(Some(len))
     }
 }
 

@@ -3,8 +3,13 @@
 mod conversations;
 mod damage;
 mod faults;
+mod flips;
+mod fsck;
+mod fsck_repair;
 mod links;
+mod scrub;
 mod start;
+mod true_store;
 
 use std::{
     collections::BTreeMap,
