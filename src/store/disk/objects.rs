@@ -130,6 +130,11 @@ impl Objects {
         self.table.read().here.contains_key(id)
     }
 
+    /// Looks at all ids, in any order.
+    pub(crate) fn each(&self, mut look: impl FnMut(&ObjectId)) {
+        self.table.read().here.keys().for_each(&mut look);
+    }
+
     pub(crate) fn get(&self, id: &ObjectId) -> Option<(Here, Whose)> {
         let table = self.table.read();
         let here = *table.here.get(id)?;

@@ -59,6 +59,8 @@ pub struct Scrub {
 struct At {
     meta: Arc<ObjectMeta>,
     plan: Plan,
+    /// Tells the object from another of its id.
+    serial: u32,
     shard: u32,
     audit: Option<Audit>,
     tokens: Option<Vec<u8>>,
@@ -141,7 +143,7 @@ impl DiskTier {
                 Ok(None) => scrub.last = Some(id),
                 Err(error) => {
                     scrub.last = Some(id);
-                    match self.failed_read(&at.meta, at.shard, error) {
+                    match self.failed_read(&at.meta, at.serial, at.shard, error) {
                         // It went while it was read.
                         StoreError::NotFound { .. } => {}
                         error => return Scrubbed::Bad(id, error),
@@ -215,10 +217,11 @@ impl DiskTier {
             }
             let id = scrub.next.pop_front()?;
             match self.plan(&id) {
-                Ok((meta, plan)) => {
+                Ok((meta, plan, serial)) => {
                     return Some(At {
                         meta,
                         plan,
+                        serial,
                         shard: 0,
                         audit: None,
                         tokens: None,
@@ -233,14 +236,14 @@ impl DiskTier {
     /// The next ids in order.
     fn ids_after(&self, last: Option<ObjectId>) -> VecDeque<ObjectId> {
         let mut lowest = BinaryHeap::with_capacity(BATCH + 1);
-        for id in self.objects.read().keys() {
+        self.objects.each(|id| {
             if last.is_none_or(|last| id.0 > last.0) {
                 lowest.push(id.0);
                 if lowest.len() > BATCH {
                     lowest.pop();
                 }
             }
-        }
+        });
         lowest.into_sorted_vec().into_iter().map(ObjectId).collect()
     }
 }
