@@ -26,6 +26,10 @@ class FakeEvent:
         return self.over
 
 
+_OVER = FakeEvent()
+_OVER.over = True
+
+
 class World:
     """Ports of both machines over a small ring; whatever is wrong is an assertion."""
 
@@ -34,6 +38,8 @@ class World:
         self.space = RingSpace(16 * UNIT)
         self.locked = 0
         self.events: list[FakeEvent] = []
+        self.copies: dict[int, FakeEvent] = {}
+        """The last copy into each block."""
         self.retired: list[tuple[int, FakeEvent]] = []
         self.lent: dict[tuple[Kind, int], int] = {}
         self.disowned: dict[tuple[Kind, int], int] = {}
@@ -45,6 +51,7 @@ class World:
         return None if self.rng.random() < 0.2 else self.space.take(size)
 
     def give_room(self, block: int) -> None:
+        assert self.copies.get(block, _OVER).over, "room given back while a copy uses it"
         self.space.give(block)
 
     def retire(self, block: int, event: FakeEvent) -> None:
@@ -74,6 +81,7 @@ class World:
     def gather_kv(self, save: Save, pieces: list[PieceOfSave]) -> FakeEvent:
         assert self.locked == 1, "gathered without a lock"
         self.events.append(FakeEvent())
+        self.copies |= {piece.block: self.events[-1] for piece in pieces}
         return self.events[-1]
 
     def abort(self, save: int, reason: AbortReason) -> None:
@@ -123,6 +131,7 @@ def test_any_walk_of_a_save(seed: int) -> None:
     world.events.append(event)
     piece = PieceOfSave(Kind.STATE, 0, 64, 64, UNIT)
     piece.block, piece.phase, piece.event = world.space.take(UNIT), Phase.COPYING, event
+    world.copies[piece.block] = event
     save = Save(1, None, 64, 7, False, piece, 0.0)
     save.told = True
     answered = False
