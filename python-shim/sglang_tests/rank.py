@@ -57,6 +57,7 @@ class Rank:
         group = dist.new_group(backend="gloo")
         w.shim = plugin.arm(w.tree, w.ctx, w.pools, settings, copier=w.copier, ranks=Group(group))
         plugin._after_init(None, w.scheduler)
+        w.scribble_taken(w.shim)
         self.shim = w.shim
         self.log: list[Any] = []
         self._watch()

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from device import Stream, StreamCopier
+from device import Stream, StreamCopier, scribble_rooms
 from engram_sglang import plugin
 from engram_sglang.pools import describe
 from engram_sglang.settings import Settings
@@ -42,6 +42,7 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 torch.set_num_threads(1)
+scribble_rooms()
 
 # There is no device whose memory could be pinned.
 torch.Tensor.pin_memory = lambda self, *a, **k: self  # type: ignore[method-assign]
@@ -200,6 +201,8 @@ class World:
         self.tree = plugin.adapter().build(ctx)
         self.settings = settings or Settings(daemon="unix:///nonexistent", ring_bytes=8 << 20, retry_ms=50)
         self.shim = plugin.arm(self.tree, ctx, self.pools, self.settings, copier=self.copier) if armed else None
+        if self.shim is not None:
+            self.scribble_taken(self.shim)
         self.scheduler = self._scheduler(args, max_running, chunk, context)
         # What the hook after the scheduler's own __init__ does.
         self.scheduler.tree_cache = self.tree
@@ -343,6 +346,20 @@ class World:
             self.bytes.scribble_rows(rows)
             if tracked is not None:
                 self.bytes.scribble_state(tracked[0])
+
+    def scribble_taken(self, shim: Any) -> None:
+        """Whoever had the rows and the slot that a restore takes still writes to them in what is queued."""
+        take = shim.tree.take
+
+        def taken(tokens: int) -> Any:
+            result = take(tokens)
+            if result is not None and self.lag:
+                rows, slot = result
+                self.stream.put(lambda: self.bytes.scribble_rows(rows), self.ticks + self.lag)
+                self.stream.put(lambda: self.bytes.scribble_state(int(slot)), self.ticks + self.lag)
+            return result
+
+        shim.tree.take = taken
 
     def _forward(self, work: list[Any], cow: Any) -> None:
         for source, target in zip(*(cow or ((), ()))):

@@ -28,6 +28,10 @@ class FakeEvent:
         return self.over
 
 
+_OVER = FakeEvent()
+_OVER.over = True
+
+
 class World:
     """Ports of both machines over a small ring; whatever is wrong is an assertion."""
 
@@ -36,6 +40,8 @@ class World:
         self.space = RingSpace(16 * UNIT)
         self.locked = 0
         self.events: list[FakeEvent] = []
+        self.copies: dict[int, FakeEvent] = {}
+        """The last copy into each block."""
         self.retired: list[tuple[int, FakeEvent]] = []
         self.lent: list[Run] = []
         self.disowned = Loans()
@@ -49,6 +55,7 @@ class World:
         return None if self.rng.random() < 0.2 else self.space.take(size)
 
     def give_room(self, block: int) -> None:
+        assert self.copies.get(block, _OVER).over, "room given back while a copy uses it"
         self.space.give(block)
 
     def room(self) -> int:
@@ -93,6 +100,7 @@ class World:
     def gather_kv(self, save: Save, runs: list[Run]) -> FakeEvent:
         assert self.locked == 1, "gathered without a lock"
         self.events.append(FakeEvent())
+        self.copies |= {run.block: self.events[-1] for run in runs}
         return self.events[-1]
 
     def abort(self, save: int, reason: AbortReason) -> None:
@@ -110,6 +118,7 @@ class World:
     def move_on(self, restore: Restore, runs: list[Run]) -> FakeEvent:
         assert restore.stock is not None and all(run.is_answered for run in runs)
         self.events.append(FakeEvent())
+        self.copies |= {run.block: self.events[-1] for run in runs}
         return self.events[-1]
 
     def take_stock(self, restore: Restore) -> None:
@@ -170,6 +179,7 @@ def test_any_walk_of_a_save(seed: int) -> None:
     assert block is not None
     save.runs.append(Run(Kind.STATE, 0, 1, block, UNIT))
     save.runs[0].event = event
+    world.copies[block] = event
     save.told = True
     for now in range(200):
         if save.state is SaveState.ENDED:
