@@ -26,12 +26,15 @@ import torch.distributed as dist
 
 import oracle
 from conftest import World
-from engram_sglang import link, plugin, talk
+from engram_sglang import channel, link, plugin, talk
 from engram_sglang import restores as restores_module
 from engram_sglang import saves as saves_module
-from engram_sglang._channel_layout import CloseReason
+from engram_sglang._channel_layout import CloseReason, Drain, Want
 from engram_sglang.ranks import Group
+from engram_sglang.restore import RestoreState
+from engram_sglang.seam import Room
 from engram_sglang.settings import Settings
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from test_turns import words
 
 MODE: dict[str, Any] = {"page_size": 64, "overlap": True, "lag": 2}
@@ -258,6 +261,67 @@ def boundaries(r: Rank) -> None:
     assert r.shim.counts["hits"] == (2 if r.rank == 0 else 1)
 
 
+def less_kv(r: Rank) -> None:
+    """The device loses KV while the ranks, which may ask for different depths at most, wait for room."""
+    r.join()
+    prompt = words(r.seed, 700)
+    r.run(r.w.request(prompt[:400], new=4, rid="shallow"))
+    deep = r.w.request(prompt, new=4, rid="deep")
+    r.run(deep)
+    # Keeps the KV of both on the device, when the states go.
+    r.run(r.w.request(prompt[:640] + words(r.seed + 1, 300), new=4, rid="beside"))
+    r.settle()
+    r.w.evict_states()
+    ask = restores_module.Restores._ask
+
+    def shallow(self: Any, restore: Any) -> None:
+        if r.rank == 1 and not restore.asked:
+            restore.maximum = 448
+        ask(self, restore)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restores_module.Restores, "_ask", shallow)
+        patch.setattr(r.shim.tree, "room", lambda request: Room(0, 0, False))
+        again = r.w.request([*prompt, 1, 2, 3], new=4, rid="again")
+        restore = r.shim.restores[0]
+        assert restore.device_kv == 640
+        r.until(lambda: restore.state is RestoreState.FILLED and restore.boundary == 384, "both filled")
+    r.w.tree.evict(EvictParams(num_tokens=r.w.tree.full_evictable_size()))
+    r.run(again)
+    assert restore.tries == 2 - r.rank, "it was not asked for anew"
+    assert r.w.admitted_prefix["again"] == 384, (r.rank, r.w.admitted_prefix, dict(r.shim.counts))
+
+
+def broken_daemon(r: Rank) -> None:
+    """The daemon of one rank breaks the protocol in the middle of what both ranks decided."""
+    r.join()
+    wants: list[Any] = []
+    handlers = r.shim._handlers
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(handlers, Want, wants.append)
+        requests = [r.w.request(words(r.seed + key, 200), new=4, rid=f"b{key}") for key in range(2)]
+        r.run(*requests)
+        r.until(lambda: len(wants) == 2, "both are wanted")
+    if r.rank == 1:
+        tx = r.shim.session.end.tx
+        push = tx.push
+
+        def broken(message: Any) -> bool:
+            if isinstance(message, Drain):
+                raise channel.Broken("on purpose")
+            return push(message)
+
+        r.patch.setattr(tx, "push", broken)
+    for want in wants:
+        handlers[Want](want)
+    r.step()
+    assert sum(entry[1] == "lock_kv" for entry in r.log) == 2, "both saves began, or none"
+    r.settle()
+    assert r.shim.counts["save_ok"] == 0
+    r.join()
+    two_turns(r, 640)
+
+
 def fault(r: Rank) -> None:
     """Something unexpected on one rank, again and again: first all ends, then all ranks are off."""
     r.join()
@@ -362,6 +426,8 @@ SCENARIOS = {
     "one_session": (one_session, {}),
     "refused_by_one": (refused_by_one, {}),
     "boundaries": (boundaries, {}),
+    "less_kv": (less_kv, {}),
+    "broken_daemon": (broken_daemon, {}),
     "fault": (fault, {}),
     "asked_again": (asked_again, {"rows": 16384}),
     "storm": (storm, {"slots": 20, "rows": 4096, "settings": {"minimum_tokens": 1}}),

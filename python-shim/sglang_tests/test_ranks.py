@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
-SCENARIOS = ["plain", "late", "missing_shard", "one_session", "refused_by_one", "boundaries", "fault", "asked_again", pytest.param("storm", marks=pytest.mark.storm)]
+SCENARIOS = [
+    "plain", "late", "missing_shard", "one_session", "refused_by_one", "boundaries", "less_kv", "broken_daemon", "fault",
+    "asked_again", "storm",
+]
 
 
 class Pair:
@@ -108,7 +111,6 @@ def test_two_ranks(name: str, pairs: Any, daemon: Any, seed: int) -> None:
     pairs().play(name, daemon(ram="256MiB"), seed)
 
 
-@pytest.mark.storm
 @pytest.mark.timeout(400)
 def test_two_ranks_while_the_daemon_dies(pairs: Any, daemon: Any, seed: int) -> None:
     one = daemon(ram="256MiB")

@@ -6,6 +6,8 @@ The gate is the one that SGLang has for a storage backend of its hierarchical ca
 `release_aborted_request` when it is dropped. What this release does not ask a cache for has hooks of its
 own: the tick before `get_next_batch_to_run`, what was admitted after `get_new_batch_prefill`, and
 `is_fully_idle`, which pumps the tick, as a server that is paused comes by nowhere else.
+
+One more hook mends a fault of this release that would be made durable otherwise, see `_boundary_once`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from .seam import Names
 from .tree import CacheTree
 
 _CORE = "sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore."
+_RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor."
 
 SIGNATURES: dict[str, tuple[str, ...]] = {
     **cache.SIGNATURES,
@@ -38,6 +41,7 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     _CORE + "collect_full_device_indices": ("from_node_id", "until_node_id"),
     SCHEDULER + "get_new_batch_prefill": ("running_batch",),
     SCHEDULER + "is_fully_idle": ("for_health_check",),
+    _RESULTS + "_mamba_check_track_boundary": ("req", "batch", "result", "i"),
     "sglang.srt.mem_cache.radix_cache.RadixKey": ("token_ids", "extra_key", "limit"),
     "sglang.srt.mem_cache.radix_cache.RadixKey.child_key": ("page_size",),
     "sglang.srt.mem_cache.radix_cache.RadixKey.match": ("other", "page_size"),
@@ -67,7 +71,22 @@ def _is_idle(result: bool, scheduler: Any, *args: Any, **kwargs: Any) -> bool | 
     return result and not tree_cache.has_pending_cache_operations()
 
 
+def _boundary_once(found: tuple[bool, int], processor: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """A state left by decoding is looked for once.
+
+    Under overlap SGLang looks how far the step is that runs already, and so finds a boundary with the result of
+    the step before it. If that runs alone, as a prefill comes next, it finds the boundary with the step's own
+    result again, changes buffers twice, and puts the wrong one into the tree: a state of whoever had it before.
+    """
+    again = found[0] and req.mamba_last_track_seqlen == found[1]
+    if not again or not isinstance(processor.tree_cache, EngramRadixCache):
+        return None
+    # With one buffer at a time, SGLang keeps nothing of such a request: no state is better than a wrong one.
+    return None if processor.server_args.enable_mamba_extra_buffer_lazy() else (False, 0)
+
+
 HOOKS = (
+    (_RESULTS + "_mamba_check_track_boundary", _boundary_once, "AFTER"),
     (SCHEDULER + "get_next_batch_to_run", _tick, "BEFORE"),
     (SCHEDULER + "get_new_batch_prefill", _admitted, "AFTER"),
     (SCHEDULER + "is_fully_idle", _is_idle, "AFTER"),

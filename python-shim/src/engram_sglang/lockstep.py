@@ -114,7 +114,18 @@ class Lockstep(Restores):
     # --- The decision ---
 
     def _act(self, agreed: list[int]) -> None:
-        """Does what all ranks agreed on. `agreed`: the smallest number of all ranks at each place."""
+        """Does what all ranks agreed on, all of it; a daemon that breaks the protocol meanwhile is left afterwards.
+        `agreed`: the smallest number of all ranks at each place."""
+        self._deciding = True
+        try:
+            self._decide(agreed)
+        finally:
+            self._deciding = False
+            reason, self._leaving = self._leaving, None
+            if reason is not None:
+                self._leave(reason)
+
+    def _decide(self, agreed: list[int]) -> None:
         sessions, going, boot, boot_, names, names_, pending, numbers, first_, last = agreed[:10]
         machines, self._on_ballot = self._on_ballot, []
         self._turn += 1

@@ -111,11 +111,12 @@ class Restores(Saves):
         return self._ticks > restore.placed_at + 1 and self.tree.room(restore.request).idle
 
     def _ask_anew(self, restore: Restore) -> None:
-        """The device lost KV meanwhile: another lookup. On all ranks in the same tick, as looking changes the tree."""
-        key = self.tree.key(restore.request, restore.maximum)
+        """The device lost KV meanwhile: another lookup. On all ranks in the same tick, as looking changes the tree;
+        and so up to the boundary that all have, while what each may ask for at most is its own."""
+        key = self.tree.key(restore.request, restore.boundary)
         restore.device_boundary = self.tree.state_match(key)
         restore.device_kv = self.tree.full_match(key)[0]
-        self._ask_again(restore, restore.maximum)
+        self._ask_again(restore, restore.boundary)
 
     def _ask_again(self, restore: Restore, maximum: int) -> None:
         """The plan does not hold any more: another lookup, a few times."""

@@ -52,6 +52,9 @@ class Talk:
         self.counts: Counter[str] = Counter()
         self._handlers: dict[type, Callable[[Any], None]] = {}
         self._retired: list[tuple[Session, int, Event]] = []
+        self._deciding = False
+        """What all ranks agreed on is being done: nothing of this rank alone may change it."""
+        self._leaving: CloseReason | None = None
         self._peer_beat = -1
         self._peer_since = self.now
 
@@ -88,6 +91,9 @@ class Talk:
 
     def _leave(self, reason: CloseReason) -> None:
         """Ends the session and all that is bound to it. The ring is never used again."""
+        if self._deciding:
+            self._leaving = self._leaving or reason
+            return
         session, self.session = self.session, None
         if session is None:
             return
