@@ -119,6 +119,7 @@ fn a_worker_that_never_reads_is_sent_away_and_the_others_are_served_meanwhile() 
             lease: said,
             piece: STATE,
             index: 0,
+            count: 1,
             ring_offset: 0,
             bytes: 8,
         };

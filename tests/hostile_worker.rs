@@ -229,6 +229,7 @@ fn a_worker_that_dies_in_the_middle_takes_nothing_along() {
                 lease: hit.lease,
                 piece: KV,
                 index: 0,
+                count: 1,
                 ring_offset,
                 bytes,
             };
@@ -276,6 +277,7 @@ fn what_a_worker_said_before_it_died_counts() {
                         save,
                         piece,
                         index,
+                        count: 1,
                         ring_offset,
                         bytes,
                     }
@@ -315,6 +317,7 @@ fn an_earlier_session_of_the_same_rank_is_cut_off() {
         lease: hit.lease,
         piece: STATE,
         index: 0,
+        count: 1,
         ring_offset: 0,
         bytes,
     };

@@ -65,6 +65,7 @@ pub(super) fn layout(
         ),
         ("min_capacity", "u64", "Smallest size of an area in bytes."),
         ("max_capacity", "u64", "Largest size of an area in bytes."),
+        ("run_align", "u64", "Pieces of a run start at multiples of this from its start."),
     ] {
         let value = number(root, name)?;
         writeln!(

@@ -169,6 +169,44 @@ def plain(r: Rank) -> None:
     assert r.shim.counts["tokens_reused"] == 640 and r.shim.counts["save_ok"] >= 1
 
 
+def parts(r: Rank) -> None:
+    """A prefix that is larger than the ring of each rank."""
+    r.join()
+    prompt = words(r.seed, 6000)
+    r.run(r.w.request(prompt, new=4, rid="first"))
+    r.settle()
+    r.flush()
+    r.run(r.w.request([*prompt, 1, 2, 3], new=4, rid="second"))
+    assert r.w.admitted_prefix["second"] == 5952, (r.rank, r.w.admitted_prefix, dict(r.shim.counts))
+    assert r.shim.counts["parts_restored"] >= 3 and r.shim.counts["restores_placed"] == 1
+    # And when it ends in the middle on one of them.
+    r.flush()
+    move_on = r.shim.move_on
+
+    def lost(restore: Any, runs: Any) -> Any:
+        event = move_on(restore, runs)
+        if r.rank == 1:
+            r.shim._leave(CloseReason.FAILED)
+        return event
+
+    r.shim.move_on = lost
+    r.run(r.w.request([*prompt, 1, 2, 3, 4], new=4, rid="third"))
+    assert r.w.admitted_prefix["third"] == 0
+    r.shim.move_on = move_on
+
+
+def parts_of_one(r: Rank) -> None:
+    """A prefix that fits into the ring of one rank only: both take rows before it is there."""
+    leased = restores_module.Restore.leased
+    if r.rank == 0:
+        r.patch.setattr(
+            restores_module.Restore, "leased", lambda self, *args: leased(self, *args[:5], True, *args[6:])
+        )
+    r.join()
+    two_turns(r, 640)
+    assert (r.shim.counts["parts_restored"] > 0) == (r.rank == 0)
+
+
 class Late:
     """Messages of the daemon, each some time after it came."""
 
@@ -421,6 +459,8 @@ def storm(r: Rank) -> None:
 
 SCENARIOS = {
     "plain": (plain, {}),
+    "parts": (parts, {"rows": 16384, "settings": {"ring_bytes": 512 << 10}}),
+    "parts_of_one": (parts_of_one, {}),
     "late": (late, {}),
     "missing_shard": (missing_shard, {"settings": {"save_ms": 500}}),
     "one_session": (one_session, {}),

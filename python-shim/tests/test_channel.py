@@ -100,7 +100,7 @@ def test_arbitrary_bytes_are_a_message_or_an_error():
 
 
 def test_values_outside_a_field_are_refused_both_ways():
-    fill = bytearray(layout.Fill(1, layout.Piece.KV, 0, 0, 0).encode())
+    fill = bytearray(layout.Fill(1, layout.Piece.KV, 0, 1, 0, 0).encode())
     for bad in (0, 3, 2**32 - 1):
         struct.pack_into("<I", fill, 8, bad)
         with pytest.raises(DecodeError, match=r"Fill\.piece"):

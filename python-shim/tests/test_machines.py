@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from typing import Any
@@ -10,10 +11,11 @@ import pytest
 
 from engram_sglang._channel_layout import AbortReason, Outcome
 from engram_sglang._channel_layout import Piece as Kind
-from engram_sglang.restore import PieceOfRestore, Place, Restore, RestoreState
-from engram_sglang.restores import _disjoint
+from engram_sglang.channel import Broken
+from engram_sglang.pieces import Loans, Parts, Run
+from engram_sglang.restore import Place, Restore, RestoreState, Stock
 from engram_sglang.ring import UNIT, RingSpace
-from engram_sglang.save import Phase, PieceOfSave, Save, SaveState
+from engram_sglang.save import Save, SaveState
 
 
 class FakeEvent:
@@ -35,10 +37,12 @@ class World:
         self.locked = 0
         self.events: list[FakeEvent] = []
         self.retired: list[tuple[int, FakeEvent]] = []
-        self.lent: dict[tuple[Kind, int], int] = {}
-        self.disowned: dict[tuple[Kind, int], int] = {}
+        self.lent: list[Run] = []
+        self.disowned = Loans()
+        self.stocks = 0
         self.said: list[Any] = []
         self.leases = 0
+        self.leases_ever = 0
         self.hold = 0
 
     def take_room(self, size: int) -> int | None:
@@ -47,20 +51,35 @@ class World:
     def give_room(self, block: int) -> None:
         self.space.give(block)
 
+    def room(self) -> int:
+        return min(self.space.largest, 4 * UNIT)
+
+    def restore_waits(self) -> bool:
+        return self.rng.random() < 0.3
+
     def retire(self, block: int, event: FakeEvent) -> None:
         assert not event.over
         self.retired.append((block, event))
 
-    def lend(self, save: int, piece: PieceOfSave) -> bool:
-        assert piece.event is None or piece.event.done(), "lent before it is whole"
-        if self.rng.random() < 0.2:
-            return False
-        self.lent[(piece.kind, piece.index)] = piece.block
-        return True
+    def lend(self, save: int, run: Run) -> bool:
+        assert run.event is None or run.event.done(), "lent before it is whole"
+        return self.ask_fill(save, run)
 
-    def disown(self, save: int, piece: PieceOfSave) -> None:
-        key = (piece.kind, piece.index)
-        self.disowned[key] = self.lent.pop(key)
+    def disown(self, save: int, run: Run) -> None:
+        assert run in self.lent
+        self.disowned.add(save, run)
+
+    def answers(self) -> list[tuple[Kind, int, int]]:
+        """What the daemon may answer next: some of a run, or all of several that follow each other."""
+        found = []
+        for run in self.lent:
+            open_ = [i for i in range(run.count) if run.open >> i & 1]
+            if open_:
+                count = 1
+                while count < len(open_) and open_[count] == open_[0] + count and self.rng.random() < 0.7:
+                    count += 1
+                found.append((run.kind, run.index + open_[0], count))
+        return found
 
     def lock_kv(self, save: Save) -> bool:
         if self.rng.random() < 0.1:
@@ -71,7 +90,7 @@ class World:
     def unlock_kv(self, save: Save) -> None:
         self.locked -= 1
 
-    def gather_kv(self, save: Save, pieces: list[PieceOfSave]) -> FakeEvent:
+    def gather_kv(self, save: Save, runs: list[Run]) -> FakeEvent:
         assert self.locked == 1, "gathered without a lock"
         self.events.append(FakeEvent())
         return self.events[-1]
@@ -79,14 +98,27 @@ class World:
     def abort(self, save: int, reason: AbortReason) -> None:
         self.said.append(reason)
 
-    def ask_fill(self, lease: int, piece: Any) -> bool:
+    def ask_fill(self, lease: int, run: Run) -> bool:
         if self.rng.random() < 0.2:
             return False
-        self.lent[(piece.kind, piece.index)] = piece.block
+        self.lent.append(run)
         return True
 
-    def disown_fill(self, lease: int, piece: Any) -> None:
-        self.disown(lease, piece)
+    def disown_fill(self, lease: int, run: Run) -> None:
+        self.disown(lease, run)
+
+    def move_on(self, restore: Restore, runs: list[Run]) -> FakeEvent:
+        assert restore.stock is not None and all(run.is_answered for run in runs)
+        self.events.append(FakeEvent())
+        return self.events[-1]
+
+    def take_stock(self, restore: Restore) -> None:
+        restore.stock = Stock(0, None, None, None)
+        self.stocks += 1
+
+    def give_stock(self, restore: Restore) -> None:
+        self.stocks -= restore.stock is not None
+        restore.stock = None
 
     def release(self, lease: int, outcome: Outcome, reused: int) -> None:
         self.leases -= 1
@@ -95,8 +127,10 @@ class World:
     def place(self, restore: Restore) -> Place:
         place = self.rng.choice(list(Place))
         if place is Place.DONE:
-            for piece in restore.pieces:
-                self.space.give(piece.block)
+            for run in restore.runs:
+                assert run.is_answered
+                self.space.give(run.block)
+            self.give_stock(restore)
             self.hold += 1
         return place
 
@@ -104,15 +138,25 @@ class World:
         self.hold -= 1
 
 
-def finish_save(world: World) -> None:
+def finish(world: World, number: int) -> None:
     """All copies end and the daemon answers what it was lent."""
     for block, event in world.retired:
         event.over = True
         world.space.give(block)
-    for block in world.disowned.values():
-        world.space.give(block)
+    for kind, index, count in [answer for _ in range(99) for answer in world.answers()]:
+        with contextlib.suppress(Broken):
+            for block in world.disowned.answer(number, kind, index, count)[1]:
+                world.space.give(block)
     assert world.space.taken == 0, "room in the ring was lost"
     assert world.locked == 0, "a lock was lost"
+    assert world.stocks == 0, "rows were lost"
+
+
+def a_want(rng: random.Random) -> Parts:
+    """No KV, some, or more than the ring has room for."""
+    ends = sorted(rng.sample(range(1, 600), rng.choice([0, 1, 2, 9, 40])))
+    pairs = [number for a, b in zip([0, *ends], ends) for number in (a, b)]
+    return Parts(pairs, UNIT // 16)
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -121,79 +165,135 @@ def test_any_walk_of_a_save(seed: int) -> None:
     world = World(rng)
     event = FakeEvent()
     world.events.append(event)
-    piece = PieceOfSave(Kind.STATE, 0, 64, 64, UNIT)
-    piece.block, piece.phase, piece.event = world.space.take(UNIT), Phase.COPYING, event
-    save = Save(1, None, 64, 7, False, piece, 0.0)
+    save = Save(1, None, 600, 7, False, 0.0)
+    block = world.space.take(UNIT)
+    assert block is not None
+    save.runs.append(Run(Kind.STATE, 0, 1, block, UNIT))
+    save.runs[0].event = event
     save.told = True
-    answered = False
-    for now in range(60):
+    for now in range(200):
         if save.state is SaveState.ENDED:
             break
         assert world.locked == (save.state is SaveState.GATHERING)
         act = rng.random()
-        if act < 0.3 and not answered:
-            answered = True
-            parts = [0, 64] if rng.random() < 0.5 else [0, 16, 16, 64]
-            parts = parts if rng.random() < 0.8 else []
-            save.wanted(rng.random() < 0.8, parts, [UNIT * 2] * (len(parts) // 2), now)
-        elif act < 0.35 and save.want is not None:
+        if act < 0.3 and save.wants is None:
+            save.wanted(rng.random() < 0.8, a_want(rng), now)
+        elif act < 0.35 and save.wants is not None:
             save.start(world, now)
         elif act < 0.4 and save.gathered:
             save.let_go(world, now)
         elif act < 0.5 and world.events:
             rng.choice(world.events).over = True
-        elif act < 0.7 and world.lent:
-            kind, index = rng.choice(list(world.lent))
-            block = world.lent.pop((kind, index))
-            world.lent[(kind, index)] = block
-            if save.drained(kind, index, rng.random() < 0.9, world, now):
-                world.lent.pop((kind, index), None)
-        elif act < 0.73:
+        elif act < 0.7 and world.answers():
+            kind, index, count = rng.choice(world.answers())
+            found, free = world.disowned.answer(1, kind, index, count)
+            for block in free:
+                world.space.give(block)
+            found += save.drained(kind, index, count, rng.random() < 0.95, world, now)
+            assert found == count
+        elif act < 0.71:
             save.fail(world, rng.choice([None, AbortReason.DEADLINE]), "test", now)
-        elif act < 0.75:
+        elif act < 0.72:
             save.end(world, rng.choice([None, AbortReason.DEADLINE]), now)
         else:
             save.pump(world, now)
     save.end(world, AbortReason.SESSION_END, 99)
-    finish_save(world)
+    finish(world, 1)
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(400))
 def test_any_walk_of_a_restore(seed: int) -> None:
     rng = random.Random(seed)
     world = World(rng)
-    restore = Restore(None, 0, 64, 0, 0, 0.0)
-    for now in range(60):
+    restore = Restore(None, 0, 600, 0, 0, 0.0)
+    for now in range(300):
         act = rng.random()
         if restore.state is RestoreState.ENDED:
             break
         assert restore.gate_open == (restore.state is RestoreState.PLACED)
         assert world.hold == (restore.state is RestoreState.PLACED)
-        if act < 0.3 and restore.state is RestoreState.LOOKUP:
+        if act < 0.3 and restore.state is RestoreState.LOOKUP and restore.failed is None:
             world.leases += 1
-            restore.leased(5, 64, 0, [0, 64], UNIT, [UNIT * 3], now)
+            world.leases_ever += 1
+            parts = a_want(rng)
+            streams = UNIT + parts.offsets[-1] > world.space.size
+            restore.leased(world.leases_ever, 600, 0, UNIT, parts, streams, now)
         elif act < 0.5:
             restore.consider(world, now)
-        elif act < 0.7 and world.lent:
-            key = rng.choice(list(world.lent))
-            block = world.lent[key]
-            if restore.filled(*key, rng.random() < 0.9, world, now):
-                world.lent.pop(key, None)
-            del block
+        elif act < 0.6 and restore.ballot[0] == 3:
+            world.take_stock(restore)
+        elif act < 0.75 and world.answers():
+            kind, index, count = rng.choice(world.answers())
+            for lease in range(world.leases_ever + 1):
+                for block in world.disowned.answer(lease, kind, index, count)[1]:
+                    world.space.give(block)
+            restore.filled(kind, index, count, rng.random() < 0.97, world, now)
         elif act < 0.8 and restore.state is RestoreState.FILLED:
+            assert restore.streams == (restore.stock is not None)
             if restore.try_place(world, now) is Place.LESS_KV:
                 restore.ask_again(world, Outcome.ABORTED, 1, now)
-        elif act < 0.81:
+                # Answers to an earlier lease name that lease.
+                break
+        elif act < 0.805:
             restore.fail(world, Outcome.ABORTED)
-        elif act < 0.83:
+        elif act < 0.81:
             restore.end(world, Outcome.ABORTED, now)
+        elif act < 0.85 and world.retired:
+            block, event = world.retired.pop()
+            event.over = True
+            world.space.give(block)
         else:
             restore.pump(world, now)
     restore.end(world, Outcome.SESSION_END, 99)
-    for block in world.disowned.values():
-        world.space.give(block)
-    assert world.space.taken == 0, "room in the ring was lost"
+    finish(world, world.leases_ever)
     assert world.hold == 0 and world.leases == 0
+
+
+def test_a_prefix_larger_than_the_ring_comes_in_parts() -> None:
+    class Always(random.Random):
+        def random(self) -> float:
+            return 1.0
+
+    world = World(Always())
+    parts = Parts([number for i in range(50) for number in (i * 32, i * 32 + 32)], UNIT // 16)
+    restore = Restore(None, 0, 1600, 0, 0, 0.0)
+    world.leases = 1
+    restore.leased(1, 1600, 0, UNIT, parts, True, 0)
+    restore.consider(world, 0)
+    assert world.space.taken == 0 and restore.ballot == (3, 1600), "rows come first"
+    world.take_stock(restore)
+    most, moved = 0, 0
+    for now in range(1000):
+        restore.pump(world, now)
+        most = max(most, world.space.size - world.space.free_bytes)
+        while world.retired:
+            block, event = world.retired.pop()
+            event.over = True
+            world.space.give(block)
+            moved += 1
+        if restore.state is RestoreState.FILLED:
+            break
+        for kind, index, count in world.answers():
+            assert restore.filled(kind, index, count, True, world, now) == count
+    assert restore.ballot == (6, 1600)
+    assert most <= world.space.size and moved >= 100 * UNIT / world.space.size
+    assert [run.kind for run in restore.runs] == [Kind.STATE], "the rest moved on"
+    restore.end(world, Outcome.ABORTED, 0)
+    finish(world, 1)
+
+
+def test_an_answer_that_cannot_be_is_refused() -> None:
+    run = Run(Kind.KV, 3, 4, 0, UNIT)
+    with pytest.raises(Broken):
+        run.answer(Kind.KV, 3, 1)
+    run.lent = True
+    assert run.answer(Kind.STATE, 3, 1) == 0 and run.answer(Kind.KV, 0, 3) == 0 and run.answer(Kind.KV, 7, 9) == 0
+    assert run.answer(Kind.KV, 0, 5) == 2
+    with pytest.raises(Broken):
+        run.answer(Kind.KV, 4, 1)
+    with pytest.raises(Broken):
+        run.answer(Kind.KV, 0, 2**32 - 1)
+    assert run.answer(Kind.KV, 5, 2**32 - 1) == 2 and run.is_answered
 
 
 def test_every_state_but_the_last_can_end() -> None:
@@ -238,19 +338,51 @@ def test_room_is_given_out_once_and_joined_again() -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_of_pieces_that_overlap_the_later_one_counts(seed: int) -> None:
+def test_each_token_is_taken_once_from_the_last_piece_that_brings_it(seed: int) -> None:
     rng = random.Random(seed)
-    starts = sorted(rng.randrange(40) for _ in range(rng.randrange(1, 8)))
-    pieces = [PieceOfRestore(Kind.KV, i, a, a + rng.randrange(1, 20), 1) for i, a in enumerate(starts)]
-    start, end = rng.randrange(20), rng.randrange(20, 60)
-    wanted: dict[int, int] = {}
-    for piece in pieces:
-        for token in range(max(start, piece.start), min(end, piece.end)):
-            wanted[token] = piece.index
-    found: dict[int, int] = {}
-    for piece, first, last in _disjoint(pieces, start, end):
-        assert piece.start <= first < last <= piece.end
-        for token in range(first, last):
-            assert token not in found, "taken twice"
-            found[token] = piece.index
+    pairs, at = [], 0
+    for _ in range(rng.randrange(1, 8)):
+        pairs += [at, at + rng.randrange(1, 20)]
+        at = rng.randrange(at, pairs[-1] + 1)
+    end = pairs[-1] - rng.randrange(pairs[-1] - pairs[-2])
+    start = rng.randrange(end)
+    parts = Parts(pairs, UNIT // 4)
+    assert parts.cover(start, end)
+    cut = rng.randrange(parts.count)
+    runs = [Run(Kind.KV, 0, cut, 5 * UNIT, 0), Run(Kind.KV, cut, parts.count - cut, 900 * UNIT, 0)]
+    found: dict[int, tuple[int, int]] = {}
+    base = rng.randrange(start + 1)
+    for run in [run for run in runs if run.count]:
+        for block, tokens, skip, first, count in parts.table(run, start, end, base).tolist():
+            assert 0 <= skip and skip + count <= tokens and count > 0
+            for i in range(count):
+                assert first + i not in found, "taken twice"
+                found[first + i] = (block, skip + i)
+    wanted: dict[int, tuple[int, int]] = {}
+    for run in runs:
+        block = run.block
+        for i in range(run.index, run.index + run.count):
+            a, b = pairs[2 * i], pairs[2 * i + 1]
+            for token in range(max(a, start), min(b, end)):
+                wanted[token - base] = (block, token - a)
+            block += -(-(b - a) * (UNIT // 4) // UNIT) * UNIT
     assert found == wanted
+
+
+def test_pieces_that_cannot_be_are_found() -> None:
+    assert Parts([], 8).cover(5, 5) and not Parts([], 8).cover(4, 5)
+    for pairs in ([0, 4, 5, 9], [0, 4, 4, 4], [0, 4, 6, 5], [2, 9], [0, 8], [3, 9, 0, 4], [0, 9, 2, 4]):
+        assert not Parts(pairs, 8).cover(0, 9), pairs
+    assert Parts([0, 4, 4, 9], 8).follow(9)
+    for pairs in ([0, 10], [4, 4], [5, 4], [0, 5, 4, 9], [4, 9, 0, 4]):
+        assert not Parts(pairs, 8).follow(9), pairs
+    with pytest.raises(ValueError):
+        Parts([0, 4, 4], 8)
+
+
+def test_a_run_is_as_long_as_there_is_room() -> None:
+    parts = Parts([0, 1, 1, 3, 3, 6, 6, 7], UNIT)
+    assert [parts.fit(0, room * UNIT) for room in range(9)] == [0, 1, 1, 2, 2, 2, 3, 4, 4]
+    assert parts.fit(1, 5 * UNIT - 1) == 1 and parts.fit(3, UNIT) == 1
+    assert parts.room(0, 4) == 7 * UNIT and parts.room(1, 2) == 5 * UNIT
+    assert Parts([0, 1, 1, 2], 100).room(0, 2) == UNIT + 100

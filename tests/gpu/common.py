@@ -178,6 +178,20 @@ class Worker:
         assert at <= self.ring.size, "the ring is too small"
         return out
 
+    def move(self, message: Any, answer: Any, number: int, parts: list[tuple[Any, int, int, int]]) -> None:
+        """Says `message` of the state and of all KV as one run, and waits until all of it is answered."""
+        (_, _, block, size), *kv = parts
+        said = [message(number, STATE, 0, 1, block, size)]
+        if kv:
+            first, last = kv[0][2], kv[-1][2] + kv[-1][3]
+            said.append(message(number, KV, 0, len(kv), first, last - first))
+        self.say(*said)
+        left = len(parts)
+        while left:
+            answered = self.hear(answer)
+            assert answered.status == layout.Status.OK, answered
+            left -= answered.count
+
     def save(self, tokens: array[int], before: Callable[[Any], None] = lambda parts: None) -> tuple[float, float, int]:
         """Saves what lies in the ring. Seconds from the first Drain to the last Drained, and to Saved; and bytes."""
         number = self.request(tokens)
@@ -187,10 +201,7 @@ class Worker:
         parts = self.parts(want.parts)
         before(parts)
         began = time.perf_counter()
-        self.say(*(layout.Drain(number, kind, index, at, size) for kind, index, at, size in parts))
-        for _ in parts:
-            drained = self.hear(layout.Drained)
-            assert drained.status == layout.Status.OK, drained
+        self.move(layout.Drain, layout.Drained, number, parts)
         moved = time.perf_counter() - began
         saved = self.hear(layout.Saved)
         assert saved.status == layout.Status.OK, saved
@@ -209,10 +220,7 @@ class Worker:
         assert found.lease and found.boundary == len(tokens), found
         parts = self.parts(found.parts)
         began = time.perf_counter()
-        self.say(*(layout.Fill(found.lease, kind, index, at, size) for kind, index, at, size in parts))
-        for _ in parts:
-            filled = self.hear(layout.Filled)
-            assert filled.status == layout.Status.OK, filled
+        self.move(layout.Fill, layout.Filled, found.lease, parts)
         moved = time.perf_counter() - began
         after(parts)
         self.say(layout.Release(found.lease, layout.Outcome.USED, len(tokens)), layout.RequestClose(number))

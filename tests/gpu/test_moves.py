@@ -11,10 +11,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python-shim" / "src"))
 
+import numpy as np
 import torch
 
 from engram_sglang.fused import Mover
-from engram_sglang.pools import KvLayer, Pools, Run, StateTensor
+from engram_sglang.pools import KvLayer, Pools, StateTensor
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
@@ -41,28 +42,30 @@ def check(widths: list[int], state: list[tuple[int, int]], seed: int, page_major
     mover = Mover(p, DEVICE)
     pieces = [64, 1, 17, 40]
     order = torch.tensor(rng.sample(range(300), sum(pieces)), device=DEVICE)
-    at, runs, first = 4096, [], 0
+    at, listed, first = 4096, [], 0
     for tokens in pieces:
-        runs.append(Run(at, tokens, 0, first, tokens))
+        listed.append((at, tokens, 0, first, tokens))
         at += -(-p.kv_bytes(tokens) // 4096) * 4096
         first += tokens
     # One piece alone goes another way.
-    single = Run(at, 9, 0, 5, 9)
+    runs, single = np.array(listed), np.array([(at, 9, 0, 5, 9)])
     at += -(-p.kv_bytes(9) // 4096) * 4096
     block = at
     size = at + -(-p.state_bytes // 4096) * 4096
     slot = torch.tensor([rng.randrange(7)], device=DEVICE)
     plain, fused = torch.zeros(size, dtype=torch.uint8, device=DEVICE), torch.zeros(size, dtype=torch.uint8, device=DEVICE)
     p.save_kv(order, plain, runs)
-    p.save_kv(order, plain, [single])
-    mover.kv(fused, order, [single], True)
+    p.save_kv(order, plain, single)
+    mover.kv(fused, order, single, True)
     p.save_state(slot, plain, block)
     mover.kv(fused, order, runs, True)
     mover.state(fused, slot, block, True)
     assert torch.equal(plain, fused), "gathered bytes differ"
 
     # Back, to other rows and another slot, and only a part of a piece.
-    partial = [Run(r.block, r.tokens, min(3, r.tokens - 1), r.first, r.tokens - min(3, r.tokens - 1)) for r in runs]
+    partial = runs.copy()
+    partial[:, 2] = np.minimum(3, partial[:, 1] - 1)
+    partial[:, 4] -= partial[:, 2]
     rows = torch.tensor(rng.sample(range(300), sum(pieces)), device=DEVICE)
     other = torch.tensor([(int(slot) + 1) % 7], device=DEVICE)
     before = [side.clone() for side in p.sides()] + [t.bytes.clone() for t in p.state]

@@ -12,7 +12,7 @@ from typing import NamedTuple, Union
 
 from ._codec import Cursor, bool_, put_str, put_u32s, put_u64s, raw
 
-VERSION = 2
+VERSION = 3
 MAGIC = 0x3148434d52474e45
 HEADER_BYTES = 4096
 UP_CAPACITY = 16777216
@@ -23,6 +23,7 @@ RECORD_SHARE = 4
 AREA_ALIGN = 64
 MIN_CAPACITY = 4096
 MAX_CAPACITY = 1073741824
+RUN_ALIGN = 4096
 
 # Offsets in the header.
 # u64: `magic`.
@@ -550,21 +551,23 @@ class Lookup(NamedTuple):
         )
 
 
-_FILL_0 = struct.Struct("<QIIQQ")
+_FILL_0 = struct.Struct("<QIIIQQ")
 
 
 class Fill(NamedTuple):
-    """Copy one piece of a leased snapshot into the ring."""
+    """Copy a run of pieces of a leased snapshot into the ring."""
 
     # The lease.
     lease: int
     # State, or KV.
     piece: Piece
-    # 0 for the state; for KV the piece [parts[2 * index], parts[2 * index + 1]).
+    # The first one: 0 for the state; for KV the piece [parts[2 * index], parts[2 * index + 1]).
     index: int
-    # Where in the ring, in bytes.
+    # How many, at least 1.
+    count: int
+    # Where in the ring the first one is to start, in bytes.
     ring_offset: int
-    # Size of the piece.
+    # From there to the end of the last one.
     bytes: int
 
     KIND = 4  # type: ignore[misc]
@@ -575,6 +578,7 @@ class Fill(NamedTuple):
             self.lease,
             self.piece,
             self.index,
+            self.count,
             self.ring_offset,
             self.bytes,
         )
@@ -583,12 +587,13 @@ class Fill(NamedTuple):
     def decode(cls, data: bytes) -> Fill:
         """Reads a whole body, or raises DecodeError."""
         body = Cursor("Fill", data)
-        (lease, piece, index, ring_offset, bytes,) = body.fixed("lease", _FILL_0)
+        (lease, piece, index, count, ring_offset, bytes,) = body.fixed("lease", _FILL_0)
         body.end()
         return cls(
             lease,
             body.choice("piece", Piece, piece),
             index,
+            count,
             ring_offset,
             bytes,
         )
@@ -674,21 +679,23 @@ class Offer(NamedTuple):
         )
 
 
-_DRAIN_0 = struct.Struct("<QIIQQ")
+_DRAIN_0 = struct.Struct("<QIIIQQ")
 
 
 class Drain(NamedTuple):
-    """One wanted piece lies whole in the ring (the gather's event is done)."""
+    """A run of wanted pieces lies whole in the ring (the gather's event is done)."""
 
     # The save.
     save: int
     # State, or KV.
     piece: Piece
-    # 0 for the state; for KV the index of the pair in `Want.parts`.
+    # The first one: 0 for the state; for KV the index of the pair in `Want.parts`.
     index: int
-    # Where in the ring, in bytes.
+    # How many, at least 1.
+    count: int
+    # Where in the ring the first one starts, in bytes.
     ring_offset: int
-    # Size of the piece.
+    # From there to the end of the last one.
     bytes: int
 
     KIND = 7  # type: ignore[misc]
@@ -699,6 +706,7 @@ class Drain(NamedTuple):
             self.save,
             self.piece,
             self.index,
+            self.count,
             self.ring_offset,
             self.bytes,
         )
@@ -707,12 +715,13 @@ class Drain(NamedTuple):
     def decode(cls, data: bytes) -> Drain:
         """Reads a whole body, or raises DecodeError."""
         body = Cursor("Drain", data)
-        (save, piece, index, ring_offset, bytes,) = body.fixed("save", _DRAIN_0)
+        (save, piece, index, count, ring_offset, bytes,) = body.fixed("save", _DRAIN_0)
         body.end()
         return cls(
             save,
             body.choice("piece", Piece, piece),
             index,
+            count,
             ring_offset,
             bytes,
         )
@@ -929,18 +938,20 @@ class LookupResult(NamedTuple):
         )
 
 
-_FILLED_0 = struct.Struct("<QIII")
+_FILLED_0 = struct.Struct("<QIIII")
 
 
 class Filled(NamedTuple):
-    """Answer to one Fill. With `ok`, the piece is in the ring."""
+    """Answer to Fill. With `ok`, these pieces are in the ring."""
 
     # The lease.
     lease: int
     # As in Fill.
     piece: Piece
-    # As in Fill.
+    # The first one.
     index: int
+    # How many, at least 1.
+    count: int
     # How it ended.
     status: Status
 
@@ -952,6 +963,7 @@ class Filled(NamedTuple):
             self.lease,
             self.piece,
             self.index,
+            self.count,
             self.status,
         )
 
@@ -959,12 +971,13 @@ class Filled(NamedTuple):
     def decode(cls, data: bytes) -> Filled:
         """Reads a whole body, or raises DecodeError."""
         body = Cursor("Filled", data)
-        (lease, piece, index, status,) = body.fixed("lease", _FILLED_0)
+        (lease, piece, index, count, status,) = body.fixed("lease", _FILLED_0)
         body.end()
         return cls(
             lease,
             body.choice("piece", Piece, piece),
             index,
+            count,
             body.choice("status", Status, status),
         )
 
@@ -1040,18 +1053,20 @@ class Decline(NamedTuple):
         )
 
 
-_DRAINED_0 = struct.Struct("<QIII")
+_DRAINED_0 = struct.Struct("<QIIII")
 
 
 class Drained(NamedTuple):
-    """Answer to one Drain: its room in the ring is the worker's again."""
+    """Answer to Drain: the room of these pieces in the ring is the worker's again."""
 
     # The save.
     save: int
     # As in Drain.
     piece: Piece
-    # As in Drain.
+    # The first one.
     index: int
+    # How many, at least 1.
+    count: int
     # How it ended.
     status: Status
 
@@ -1063,6 +1078,7 @@ class Drained(NamedTuple):
             self.save,
             self.piece,
             self.index,
+            self.count,
             self.status,
         )
 
@@ -1070,12 +1086,13 @@ class Drained(NamedTuple):
     def decode(cls, data: bytes) -> Drained:
         """Reads a whole body, or raises DecodeError."""
         body = Cursor("Drained", data)
-        (save, piece, index, status,) = body.fixed("save", _DRAINED_0)
+        (save, piece, index, count, status,) = body.fixed("save", _DRAINED_0)
         body.end()
         return cls(
             save,
             body.choice("piece", Piece, piece),
             index,
+            count,
             body.choice("status", Status, status),
         )
 

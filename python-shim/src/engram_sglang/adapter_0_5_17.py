@@ -173,7 +173,7 @@ class Tree(CacheTree):
         scheduler.enable_hicache_storage = True
 
     def key(self, request: Request, upto: int) -> Any:
-        return RadixKey(request.tokens[:upto], request.names.extra_key)
+        return RadixKey(request.tokens, request.names.extra_key, limit=upto)
 
     def state_match(self, key: Any) -> int:
         found = self.cache.match_prefix(MatchPrefixParams(key=key))

@@ -121,7 +121,7 @@ class Tree(CacheTree):
 
     def key(self, request: Request, upto: int) -> Any:
         names = request.names
-        return RadixKey(request.tokens[:upto], names.extra_key, cache_salt=names.cache_salt)
+        return RadixKey(request.tokens, names.extra_key, cache_salt=names.cache_salt, limit=upto)
 
     def full_match(self, key: Any) -> tuple[int, int]:
         length, node, _ = self.core.match_full_device_prefix(key)

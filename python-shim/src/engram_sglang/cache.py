@@ -83,9 +83,9 @@ def ending_of(req: Any) -> Ending:
 
 
 def tokens_of(req: Any, count: int) -> Any:
-    """The request's tokens, at least `count` of them."""
+    """The request's tokens, at least `count` of them; in two parts, where one would have to be made."""
     tokens = req.full_untruncated_fill_ids
-    return tokens if len(tokens) >= count else req.origin_input_ids + req.output_ids
+    return tokens if len(tokens) >= count else (req.origin_input_ids, req.output_ids)
 
 
 def told(method: F) -> F:

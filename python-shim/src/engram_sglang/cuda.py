@@ -207,8 +207,12 @@ class CudaCopier:
         for stream, before in zip(streams, self._before):
             before.record(stream)
             side.wait_event(before)
-        with cuda.stream(side):
+        # What the context manager does, without looking up again what is known.
+        cuda.set_stream(side)
+        try:
             copy()
+        finally:
+            cuda.set_stream(current)
         event = cuda.Event()
         event.record(side)
         if before_next:

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from .pools import Run
 from .ring import UNIT
 
 _FIELDS = 5
@@ -76,10 +76,11 @@ class Sides:
 
 
 class _Table:
-    __slots__ = ("device", "event", "host")
+    __slots__ = ("device", "event", "host", "numbers")
 
     def __init__(self, device: Any) -> None:
         self.host = torch.empty((_PIECES, _FIELDS), dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.numbers = self.host.numpy()
         self.device = torch.empty((_PIECES, _FIELDS), dtype=torch.int64, device=device)
         self.event = torch.cuda.Event() if device.type == "cuda" else None
 
@@ -102,45 +103,48 @@ class Mover:
 
     def warm(self) -> None:
         """Compiles the kernels, with nothing to move."""
-        nothing = Run(0, 0, 0, 0, 0)
+        nothing = np.zeros((2, _FIELDS), dtype=np.int64)
         for out in (True, False):
-            self._launch(self._kv, 0, self._slots, [nothing], out)
-            self._launch(self._kv, 0, self._slots, [nothing, nothing], out)
-            self._launch(self._state, 0, self._slots, [nothing], out)
+            self._launch(self._kv, 0, self._slots, nothing[:1], out)
+            self._launch(self._kv, 0, self._slots, nothing, out)
+            self._launch(self._state, 0, self._slots, nothing[:1], out)
 
-    def kv(self, ring: Any, rows: Any, runs: Sequence[Run], out: bool) -> None:
-        """KV of `rows`, out of the pools or into them."""
-        for at in range(0, len(runs), _PIECES):
-            self._launch(self._kv, ring.data_ptr(), rows, runs[at : at + _PIECES], out)
+    def kv(self, ring: Any, rows: Any, pieces: Any, out: bool) -> None:
+        """KV of `rows`, out of the pools or into them. `pieces`: a table, see `pools`."""
+        for at in range(0, len(pieces), _PIECES):
+            self._launch(self._kv, ring.data_ptr(), rows, pieces[at : at + _PIECES], out)
 
     def state(self, ring: Any, slot: Any, block: int, out: bool) -> None:
         """The state in `slot`, likewise."""
-        self._launch(self._state, ring.data_ptr(), slot, [Run(block, 1, 0, 0, 1)], out)
+        self._launch(self._state, ring.data_ptr(), slot, np.array([[block, 1, 0, 0, 1]]), out)
 
-    def _launch(self, sides: Sides, ring: int, rows: Any, runs: Sequence[Run], out: bool) -> None:
+    def _launch(self, sides: Sides, ring: int, rows: Any, pieces: Any, out: bool) -> None:
         if sides.table is None:
             return
         if rows.dtype != torch.int64 or not rows.is_contiguous():
             rows = rows.to(torch.int64).contiguous()
-        if len(runs) == 1:
+        number = len(pieces)
+        if number == 1:
             # The usual save: what a table would say goes along with the launch.
-            table, one = self._tables[0], runs[0]
+            table, one = self._tables[0], pieces[0].tolist()
+            most = one[4]
         else:
-            table, one = self._table(), Run(0, 0, 0, 0, 0)
-            table.host.numpy()[: len(runs)] = runs
-            table.device[: len(runs)].copy_(table.host[: len(runs)], non_blocking=True)
-        most = max(run.count for run in runs)
-        grid = (max(1, -(-most // sides.rows)) * sides.grid_columns, sides.count, len(runs))
+            table, one = self._table(), [0] * _FIELDS
+            table.numbers[:number] = pieces
+            table.device[:number].copy_(table.host[:number], non_blocking=True)
+            most = int(pieces[:, 4].max())
+        block, tokens, skip, first, count = one
+        grid = (max(1, -(-most // sides.rows)) * sides.grid_columns, sides.count, number)
         _move[grid](
             # No address of a device fits 32 bits, and so its type is always the same; but for warming.
             ring or UNIT << 32, rows, table.device, sides.table, sides.grid_columns,
-            one.block // UNIT, one.tokens, one.skip, one.first, one.count,
-            ONE=len(runs) == 1, OUT=out, WORD=_WORDS[sides.word], BYTES=sides.word, ROWS=sides.rows, COLUMNS=sides.columns,
+            block // UNIT, tokens, skip, first, count,
+            ONE=number == 1, OUT=out, WORD=_WORDS[sides.word], BYTES=sides.word, ROWS=sides.rows, COLUMNS=sides.columns,
             num_warps=4,
         )  # fmt: skip
         if table.event is not None:
             stream = torch.cuda.current_stream(self._device)
-            if len(runs) > 1:
+            if number > 1:
                 table.event.record(stream)
             # The index was made on another stream, whose allocator must not give it out again before this.
             rows.record_stream(stream)

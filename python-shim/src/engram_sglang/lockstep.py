@@ -101,7 +101,7 @@ class Lockstep(Restores):
 
     def _ballot_of(self, restore: Restore) -> tuple[int, int]:
         if restore.state is RestoreState.PLACED:
-            return 4 if restore.hold is not None and self._held_too_long(restore) else 5, restore.boundary
+            return 7 if restore.hold is not None and self._held_too_long(restore) else 8, restore.boundary
         return restore.ballot
 
     def _window(self, machines: list[Any]) -> list[Any]:
@@ -193,25 +193,27 @@ class Lockstep(Restores):
             if restore.admitted:
                 # It holds its own lock.
                 self._end(restore, Outcome.USED)
-            elif far == 4:
+            elif far == 7:
                 self.unhold(restore)
         elif far >= 2 and low < high:
             # Not all ranks got the same: the smallest is what all can have.
             if restore.boundary > low:
                 self._ask_again(restore, low)
         elif far == 3:
-            self._try_place(restore)
+            # It streams on one rank at least: then all take rows.
+            self._came_to(restore, self.take_stock(restore))
+        elif far in (4, 6):
+            self._came_to(restore, restore.try_place(self, self.now))
 
-    def _try_place(self, restore: Restore) -> None:
-        place = restore.try_place(self, self.now)
+    def _came_to(self, restore: Restore, place: Place) -> None:
+        """What follows from a try to take rows, or to place."""
         if place is Place.LESS_KV:
             self._ask_anew(restore)
         elif place is Place.NO_ROOM and not self._placed() and self.tree.room(restore.request).idle:
             # Nothing runs that could make room.
             self._end(restore, Outcome.NO_DEVICE_ROOM)
-        elif place is Place.AS_DEEP and restore in self.restores:
-            self.restores.remove(restore)
-            self.counts["restore_device_as_deep"] += 1
+        elif place is Place.AS_DEEP:
+            self._end(restore, Outcome.DEVICE_AS_DEEP)
 
     def _end_all(self, why: str) -> None:
         """Ends every machine, here and now. For what all ranks know."""

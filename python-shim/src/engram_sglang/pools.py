@@ -4,15 +4,17 @@ A packed state is each state tensor in order, `[layers][bytes of one slot]`. A p
 `[layer][K|V][token][row]`. Both are what `packing = 1` names; nothing of the pool's place, page size or
 capacity is in them.
 
+What to copy of pieces of KV is a table, as an array with a row for each piece: where it lies in the ring; how many tokens
+it has there; how many of them to skip; the first of the index's rows to copy; and how many.
+
 Copies are index operations of torch on byte views, so that any page size and any free list work alike
 and no index is ever read back from the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 PACKING = 1
 
@@ -53,17 +55,6 @@ class KvLayer:
     v_head_dim: int
     k: Any
     v: Any
-
-
-class Run(NamedTuple):
-    """A piece of KV, or a part of one: rows `[first, first + count)` of an index are tokens `[skip, skip + count)` of
-    the `tokens` that lie packed at `block` of the ring."""
-
-    block: int
-    tokens: int
-    skip: int
-    first: int
-    count: int
 
 
 @dataclass
@@ -136,14 +127,13 @@ class Pools:
         else:
             self.gather_state(slot, ring[block : block + self.state_bytes])
 
-    def save_kv(self, rows: Any, ring: Any, runs: Sequence[Run]) -> None:
+    def save_kv(self, rows: Any, ring: Any, table: Any) -> None:
         """Whole pieces of KV, each with its rows, -> the ring."""
         if self.mover is not None:
-            self.mover.kv(ring, rows, runs, True)
+            self.mover.kv(ring, rows, table, True)
             return
-        for run in runs:
-            out = ring[run.block : run.block + self.kv_bytes(run.count)]
-            self.gather_kv(rows[run.first : run.first + run.count], out)
+        for block, _, _, first, count in table.tolist():
+            self.gather_kv(rows[first : first + count], ring[block : block + self.kv_bytes(count)])
 
     def restore_state(self, ring: Any, block: int, slot: Any) -> None:
         """`state_bytes` bytes of the ring at `block` -> slot `slot`."""
@@ -152,14 +142,14 @@ class Pools:
         else:
             self.scatter_state(ring[block : block + self.state_bytes], slot)
 
-    def restore_kv(self, ring: Any, runs: Sequence[Run], rows: Any) -> None:
+    def restore_kv(self, ring: Any, table: Any, rows: Any) -> None:
         """Pieces of KV in the ring, or parts of them, -> their rows."""
         if self.mover is not None:
-            self.mover.kv(ring, rows, runs, False)
+            self.mover.kv(ring, rows, table, False)
             return
-        for run in runs:
-            source = ring[run.block : run.block + self.kv_bytes(run.tokens)]
-            self.scatter_kv(source, run.tokens, run.skip, rows[run.first : run.first + run.count])
+        for block, tokens, skip, first, count in table.tolist():
+            source = ring[block : block + self.kv_bytes(tokens)]
+            self.scatter_kv(source, tokens, skip, rows[first : first + count])
 
     def sides(self) -> Any:
         """K and V of each attention layer, in the order in which they are packed."""

@@ -12,6 +12,10 @@ from .restore import Restore
 from .talk import Talk
 from .seam import Ending, Names
 
+_SESSION, _EXTRA_KEY = int(RequestFlags.HAS_SESSION), int(RequestFlags.HAS_EXTRA_KEY)
+_CACHE_SALT, _TENANT = int(RequestFlags.HAS_CACHE_SALT), int(RequestFlags.HAS_TENANT)
+_NOT_SAVED = int(RequestFlags.NOT_SAVED)
+
 # Token ids told in one hook: a quarter of a megabyte. What is left follows with the next ticks.
 TOKENS_AT_ONCE = 32768
 
@@ -58,22 +62,15 @@ class Requests(Talk):
         if request.opened is self.session and self.session is not None:
             return True
         names = request.names
-        flags = RequestFlags(0)
-        for flag, value in (
-            (RequestFlags.HAS_SESSION, names.session_id),
-            (RequestFlags.HAS_EXTRA_KEY, names.extra_key),
-            (RequestFlags.HAS_CACHE_SALT, names.cache_salt),
-            (RequestFlags.HAS_TENANT, self.settings.tenant or None),
-        ):
-            if value is not None:
-                flags |= flag
-        if not names.saved:
-            flags |= RequestFlags.NOT_SAVED
+        # Plain numbers: arithmetic of enum's flags takes longer than all the rest here.
+        flags = _SESSION * (names.session_id is not None) | _EXTRA_KEY * (names.extra_key is not None)
+        flags |= _CACHE_SALT * (names.cache_salt is not None) | _TENANT * bool(self.settings.tenant)
+        flags |= _NOT_SAVED * (not names.saved)
         opened = self._push(
             RequestOpen(
                 req=request.number,
                 attempt=request.attempt,
-                flags=flags,
+                flags=flags,  # type: ignore[arg-type]
                 epoch=request.epoch,
                 rid=names.rid,
                 session_id=names.session_id or "",
@@ -97,16 +94,25 @@ class Requests(Talk):
         if request.sent < upto and self._token_budget > 0:
             if self.outbox:
                 return False
-            end = min(upto, request.sent + self._token_budget)
-            with memoryview(tokens) as view, view[request.sent : end] as rest:
-                try:
-                    told = session.end.tx.push_tokens(request.number, request.sent, rest)
-                except channel.Broken:
-                    self._leave(CloseReason.BROKEN_PEER)
-                    return False
-            request.sent += told
-            self._token_budget -= told
+            try:
+                self._push_tokens(session, request, tokens, upto)
+            except channel.Broken:
+                self._leave(CloseReason.BROKEN_PEER)
+                return False
         return request.sent >= upto
+
+    def _push_tokens(self, session: Session, request: Request, tokens: Any, upto: int) -> None:
+        """Writes tokens up to `upto`, as far as there is room and may be told at once. Raises Broken."""
+        parts = tokens if isinstance(tokens, tuple) else (tokens,)
+        first = 0
+        for part in parts:
+            start, end = request.sent, min(upto, first + len(part), request.sent + max(0, self._token_budget))
+            if first <= start < end:
+                with memoryview(part) as view, view[start - first : end - first] as rest:
+                    told = session.end.tx.push_tokens(request.number, start, rest)
+                request.sent += told
+                self._token_budget -= told
+            first += len(part)
 
     def _over(self, request: Request) -> None:
         """The request is over: what the layers above have of it ends."""
@@ -128,18 +134,13 @@ class Requests(Talk):
             self._later(functools.partial(self._say_turn, request, tokens, ending))
         self._later(lambda: self._say(RequestClose(request.number)))
         self._flush()
-        self._ring()
 
     def _say_turn(self, request: Request, tokens: Any, ending: Ending) -> bool:
         session = self.session
         if session is None:
             return True
         if request.sent < ending.total_tokens:
-            end = min(ending.total_tokens, request.sent + max(0, self._token_budget))
-            with memoryview(tokens) as view, view[request.sent : end] as rest:
-                told = session.end.tx.push_tokens(request.number, request.sent, rest)
-            request.sent += told
-            self._token_budget -= told
+            self._push_tokens(session, request, tokens, ending.total_tokens)
             if request.sent < ending.total_tokens:
                 return False
         cached = min(ending.cached_tokens, ending.prompt_tokens)

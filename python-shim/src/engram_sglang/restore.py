@@ -6,15 +6,19 @@ LOOKUP -> LEASED -> FILLING -> FILLED -> PLACED -> ENDED
 
 - *LOOKUP*: the daemon is told the tokens, and asked. The request waits, and only this one.
 - *LEASED*: the daemon has a snapshot and holds it. It brings it into its RAM while the request queues.
-- *FILLING*: the request was considered for admission for the first time; pieces come into the ring as
-  there is room.
+- *FILLING*: the request was considered for admission for the first time; pieces come into the ring, in one run.
 - *FILLED*: all bytes are in the ring. Still nothing of SGLang is held.
 - *PLACED*: one tick took rows and a slot, queued the copy, made the forward wait for it, and inserted the
   node. A lock keeps its KV until the request holds its own, but not for ever: it is a kindness, not a need. The
   state is not locked: it is the last that eviction would choose, and so no slot is missing to anybody.
 - *ENDED*: over, however. The request is not held back any more.
 
-PLACED and ENDED can be felt in the tree and by the request: all ranks of a server go there in the same tick, and
+A prefix that is larger than the ring *streams*: while it is FILLING it takes rows and a slot first (`Stock`), and the
+KV of the device that it builds on is locked. Then it comes in parts: while one is copied on from the ring into its
+rows, the daemon fills the next, and the room of each goes back as soon as its copy is over. What is in the rows is
+nobody's before the last part is there; it is FILLED then, and PLACED like any other. Rows and slot go back when it ends.
+
+Taking the rows, PLACED and ENDED can be felt in the tree and by the request: all ranks of a server go there in the same tick, and
 only from a snapshot of the same boundary. Before that, each says by its `ballot` how far it is. What goes wrong on
 one rank makes its restore *fail*: what it holds goes back at once, the request waits until all ranks know.
 
@@ -24,11 +28,12 @@ Every end before PLACED is a plain prefill. This module knows nothing of SGLang.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ._channel_layout import Outcome
 from ._channel_layout import Piece as Kind
+from .copier import Event
+from .pieces import Parts, Run
 
 
 class RestoreState(enum.Enum):
@@ -63,20 +68,25 @@ class Place(enum.Enum):
     """The device lost KV that it had at the lookup."""
 
 
-class PieceOfRestore:
-    """A run of bytes that comes into the ring whole."""
+class Stock(NamedTuple):
+    """What a restore that streams holds of SGLang, raw: nobody else knows of it."""
 
-    __slots__ = ("asked", "block", "bytes", "end", "filled", "index", "kind", "start")
-
-    def __init__(self, kind: Kind, index: int, start: int, end: int, size: int) -> None:
-        self.kind, self.index, self.start, self.end, self.bytes = kind, index, start, end, size
-        self.block = -1
-        self.asked = False
-        self.filled = False
+    have: int
+    """The device has the KV of tokens [0, have), locked by `lock`."""
+    lock: Any
+    rows: Any
+    """For all tokens from `have` on."""
+    slot: Any
 
 
 class Ports(Protocol):
     """What a restore does to the world. Nothing here waits."""
+
+    def room(self) -> int:
+        """The largest room in the ring that a part of a prefix may have now, in bytes."""
+
+    def restore_waits(self) -> bool:
+        """Whether a restore waits for room for all of it."""
 
     def take_room(self, size: int) -> int | None:
         """Room in the ring, or None."""
@@ -84,17 +94,26 @@ class Ports(Protocol):
     def give_room(self, block: int) -> None:
         """Room that no copy uses."""
 
-    def ask_fill(self, lease: int, piece: PieceOfRestore) -> bool:
-        """Tells the daemon to fill `piece.block`. False: not now."""
+    def retire(self, block: int, event: Event) -> None:
+        """Room that is free once `event` is done."""
 
-    def disown_fill(self, lease: int, piece: PieceOfRestore) -> None:
-        """The room of an unanswered piece is free once the daemon says Filled."""
+    def ask_fill(self, lease: int, run: Run) -> bool:
+        """Tells the daemon to fill the run's room. False: not now."""
+
+    def disown_fill(self, lease: int, run: Run) -> None:
+        """The room of an unanswered run is free once the daemon answered for all of it."""
+
+    def move_on(self, restore: Restore, runs: list[Run]) -> Event:
+        """Queues the copies of KV from the ring into the restore's own rows, as one."""
+
+    def give_stock(self, restore: Restore) -> None:
+        """Gives rows and slot back, if it has any, and ends their lock."""
 
     def release(self, lease: int, outcome: Outcome, reused: int) -> None:
         """Tells the daemon that the lease is over."""
 
     def place(self, restore: Restore) -> Place:
-        """Rows, slot, copy, insert and lock, or none of it. On DONE the blocks are not the restore's any more."""
+        """Rows, slot, copy, insert and lock, or none of it. On DONE neither room nor rows are the restore's any more."""
 
     def unhold(self, restore: Restore) -> None:
         """Ends the lock of a placed restore, if there is one."""
@@ -111,7 +130,16 @@ class Restore:
         self.lease = 0
         self.boundary = 0
         self.kv_from = 0
-        self.pieces: list[PieceOfRestore] = []
+        self.runs: list[Run] = []
+        """What has room in the ring: the state first."""
+        self.parts: Parts | None = None
+        """The KV that comes."""
+        self.state_bytes = 0
+        self.next = 0
+        """The first piece of it that was not asked for."""
+        self.streams = False
+        """It does not fit into the ring."""
+        self.stock: Stock | None = None
         self.since = now
         self.considered: float | None = None
         self.outcome: Outcome | None = None
@@ -132,7 +160,12 @@ class Restore:
             return 0, 0
         if self.state is RestoreState.LOOKUP:
             return 1, 0
-        return 3 if self.state is RestoreState.FILLED else 2, self.boundary
+        filled = self.state is RestoreState.FILLED
+        if self.stock is not None:
+            return 6 if filled else 5, self.boundary
+        if self.streams and self.state is RestoreState.FILLING:
+            return 3, self.boundary
+        return 4 if filled else 2, self.boundary
 
     @property
     def gate_open(self) -> bool:
@@ -148,26 +181,21 @@ class Restore:
     # --- What the daemon said ---
 
     def leased(
-        self, lease: int, boundary: int, kv_from: int, parts: Sequence[int], state_size: int, sizes: Sequence[int], now: float
+        self, lease: int, boundary: int, kv_from: int, state_bytes: int, parts: Parts, streams: bool, now: float
     ) -> None:
         """The daemon's LookupResult with a lease."""
         self.lease, self.boundary, self.kv_from = lease, boundary, kv_from
-        self.pieces = [PieceOfRestore(Kind.STATE, 0, boundary, boundary, state_size)]
-        for index, size in enumerate(sizes):
-            self.pieces.append(PieceOfRestore(Kind.KV, index, parts[2 * index], parts[2 * index + 1], size))
+        self.state_bytes, self.parts, self.next, self.streams = state_bytes, parts, 0, streams
         self.step(RestoreState.LEASED, now)
 
-    def filled(self, kind: Kind, index: int, ok: bool, ports: Ports, now: float) -> bool:
-        """The daemon's Filled. False if it is none of this restore's."""
-        for piece in self.pieces:
-            if piece.kind is kind and piece.index == index and piece.asked and not piece.filled:
-                piece.filled = True
-                if not ok:
-                    self.fail(ports, Outcome.FILL_FAILED)
-                elif self.state is RestoreState.FILLING:
-                    self.pump(ports, now)
-                return True
-        return False
+    def filled(self, kind: Kind, index: int, count: int, ok: bool, ports: Ports, now: float) -> int:
+        """The daemon's Filled: how many of the pieces are this restore's. Raises Broken."""
+        found = sum(run.answer(kind, index, count) for run in self.runs)
+        if found and not ok:
+            self.fail(ports, Outcome.FILL_FAILED)
+        elif found:
+            self.pump(ports, now)
+        return found
 
     # --- Work ---
 
@@ -183,50 +211,85 @@ class Restore:
         """Does what can be done now, but for placing."""
         if self.state is not RestoreState.FILLING or self.failed is not None:
             return
-        if self.pieces[0].block < 0 and not self._take_room(ports):
-            return
-        for piece in self.pieces:
-            if piece.asked:
-                continue
-            if not ports.ask_fill(self.lease, piece):
-                break
-            piece.asked = True
-        if all(piece.filled for piece in self.pieces):
+        parts = self.parts
+        assert parts is not None, "it is known what comes"
+        if self.streams:
+            self._stream(parts, ports)
+        elif not self.runs:
+            self._take_all(parts, ports)
+        for run in self.runs:
+            if not run.lent:
+                run.lent = ports.ask_fill(self.lease, run)
+        if self.failed is None and self.runs and self.next == parts.count and not any(run.open for run in self.runs):
             self.step(RestoreState.FILLED, now)
 
-    def _take_room(self, ports: Ports) -> bool:
-        """Room for all pieces or for none: two restores with half of the ring each would wait for ever."""
-        taken: list[int] = []
-        for piece in self.pieces:
-            block = ports.take_room(piece.bytes)
+    @property
+    def waits_for_room(self) -> bool:
+        """It could go on if the ring had room."""
+        return self.state is RestoreState.FILLING and self.failed is None and not self.runs and not self.streams
+
+    def _take_all(self, parts: Parts, ports: Ports) -> None:
+        """Room for everything or for nothing: two restores with half of the ring each would wait for ever."""
+        block = ports.take_room(self.state_bytes)
+        if block is None:
+            return
+        runs = [Run(Kind.STATE, 0, 1, block, self.state_bytes)]
+        if parts.count:
+            size = parts.room(0, parts.count)
+            room = ports.take_room(size)
+            if room is None:
+                ports.give_room(block)
+                return
+            runs.append(Run(Kind.KV, 0, parts.count, room, size))
+        self.runs, self.next = runs, parts.count
+
+    def _stream(self, parts: Parts, ports: Ports) -> None:
+        """Moves on what came, and takes room for what comes next: the state, and then KV part by part."""
+        if self.stock is None:
+            return
+        here = [run for run in self.runs if run.kind is Kind.KV and run.is_answered]
+        if here:
+            self.runs = [run for run in self.runs if run not in here]
+            event = ports.move_on(self, here)
+            for run in here:
+                ports.retire(run.block, event)
+        if not self.runs and not self.next:
+            block = ports.take_room(self.state_bytes)
             if block is None:
-                for other in taken:
-                    ports.give_room(other)
-                return False
-            taken.append(block)
-        for piece, block in zip(self.pieces, taken):
-            piece.block = block
-        return True
+                return
+            self.runs.append(Run(Kind.STATE, 0, 1, block, self.state_bytes))
+        while self.next < parts.count:
+            if len(self.runs) > 1 and ports.restore_waits():
+                # It goes on with the part that it has; the room of the others is for who needs more at once.
+                return
+            # A piece has to fit alone, or nothing does.
+            count = max(1, parts.fit(self.next, ports.room()))
+            size = parts.room(self.next, count)
+            room = ports.take_room(size)
+            if room is None:
+                return
+            self.runs.append(Run(Kind.KV, self.next, count, room, size))
+            self.next += count
 
     def try_place(self, ports: Ports, now: float) -> Place:
         """For a restore that is FILLED; to be called by the tick alone."""
         place = ports.place(self)
         if place is Place.DONE:
-            self.pieces = []
+            self.runs, self.parts = [], None
             self.step(RestoreState.PLACED, now)
-        elif place is Place.AS_DEEP:
-            self.end(ports, Outcome.DEVICE_AS_DEEP, now)
         return place
 
     def ask_again(self, ports: Ports, outcome: Outcome, attempt: int, now: float) -> None:
         """Gives the lease back and waits for the answer to another lookup."""
         self._let_go(ports, outcome, 0)
+        ports.give_stock(self)
         self.attempt, self.asked = attempt, False
         self.tries += 1
         self.step(RestoreState.LOOKUP, now)
 
     def fail(self, ports: Ports, outcome: Outcome) -> None:
-        """Comes to nothing on this rank: all that it holds before PLACED goes back."""
+        """Comes to nothing on this rank: all that it holds before PLACED goes back, but for its rows, which go back on
+        all ranks together."""
         if self.state in (RestoreState.PLACED, RestoreState.ENDED) or self.failed is not None:
             return
         self._let_go(ports, outcome, 0)
@@ -239,6 +302,7 @@ class Restore:
         if self.state is RestoreState.PLACED:
             ports.unhold(self)
         self._let_go(ports, outcome, reused)
+        ports.give_stock(self)
         self.outcome, self.reused = outcome, reused
         self.step(RestoreState.ENDED, now)
 
@@ -249,11 +313,9 @@ class Restore:
         self.lease = 0
 
     def _give_back(self, ports: Ports) -> None:
-        for piece in self.pieces:
-            if piece.block < 0:
-                continue
-            if piece.asked and not piece.filled:
-                ports.disown_fill(self.lease, piece)
+        for run in self.runs:
+            if run.lent and run.open:
+                ports.disown_fill(self.lease, run)
             else:
-                ports.give_room(piece.block)
-        self.pieces = []
+                ports.give_room(run.block)
+        self.runs, self.parts = [], None

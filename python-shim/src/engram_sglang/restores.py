@@ -1,7 +1,7 @@
 """Restores on the scheduler thread: lookups, fills, and the one tick that puts a snapshot into the tree.
 
 The machine of one restore is `restore`; here is what decides when it moves, and what it does to the world.
-Rows and slots are taken last, in one tick, when all bytes are in the ring.
+Rows and slots are taken last, in one tick, when all bytes are in the ring; but for a prefix that is larger than the ring.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 from . import channel
 from ._channel_layout import Fill, Filled, Lookup, LookupResult, Miss, Outcome, Release, Revoke, Status
-from ._channel_layout import Piece as Kind
 from .copier import Event
 from .link import Session
-from .pools import Run
+from .pieces import Loans, Parts, Run, joined
 from .requests import Request
-from .restore import PieceOfRestore, Place, Restore, RestoreState
+from .restore import Place, Restore, RestoreState, Stock
+from .ring import UNIT
 from .saves import Saves
 
 _TRIES = 4
@@ -28,7 +28,7 @@ class Restores(Saves):
         super().__init__(*args, **kwargs)
         self.restores: list[Restore] = []
         self._ticks = 0
-        self._unfilled: dict[tuple[int, Kind, int], int] = {}
+        self._unfilled = Loans()
         self._handlers |= {
             LookupResult: self._on_lookup_result,
             Filled: self._on_filled,
@@ -146,44 +146,37 @@ class Restores(Saves):
             self.counts["miss_" + reason.name.lower()] += 1
             restore.fail(self, Outcome.ABORTED)
             return
-        parts = message.parts
-        pairs = list(zip(parts[0::2], parts[1::2]))
+        try:
+            parts = Parts(message.parts, self.pools.row_bytes)
+        except ValueError:
+            raise channel.Broken("a lease with half a piece") from None
         sound = (
-            len(parts) % 2 == 0
-            and restore.device_boundary < message.boundary <= restore.maximum
+            restore.device_boundary < message.boundary <= restore.maximum
             and message.kv_from == min(restore.device_kv, message.boundary)
-            and all(a < b for a, b in pairs)
-            and _covers(pairs, message.kv_from, message.boundary)
+            and parts.cover(message.kv_from, message.boundary)
         )
-        if not sound:
+        session, size = self.session, self.pools.state_bytes
+        if not sound or session is None:
             raise channel.Broken("a lease that is not what was asked for")
-        sizes = [self.pools.kv_bytes(b - a) for a, b in pairs]
-        restore.leased(
-            message.lease, message.boundary, message.kv_from, parts, self.pools.state_bytes, sizes, self.now
-        )
+        total = -(-size // UNIT) * UNIT + parts.offsets[-1]
+        streams = total > session.ring.space.size
+        restore.leased(message.lease, message.boundary, message.kv_from, size, parts, streams, self.now)
         self.counts["hits"] += 1
+        self.counts["restores_larger_than_ring"] += streams
         if message.boundary % self.tree.page_size:
             # Saved by a server with other pages.
             self._ask_again(restore, (message.boundary - 1) // self.tree.page_size * self.tree.page_size)
-            return
-        total = self.pools.state_bytes + sum(sizes)
-        session = self.session
-        if session is not None and total > session.ring.space.size - (len(sizes) + 1) * 4096:
-            self.counts["restore_larger_than_ring"] += 1
-            restore.fail(self, Outcome.NO_DEVICE_ROOM)
             return
         if restore.considered is not None:
             restore.consider(self, self.now)
 
     def _on_filled(self, message: Filled) -> None:
-        for restore in self.restores:
-            if restore.lease == message.lease and restore.filled(
-                message.piece, message.index, message.status == Status.OK, self, self.now
-            ):
-                return
-        block = self._unfilled.pop((message.lease, message.piece, message.index), None)
-        if block is not None and self.session is not None:
-            self.session.ring.space.give(block)
+        lease, kind, index, count = message.lease, message.piece, message.index, message.count
+        found, free = self._unfilled.answer(lease, kind, index, count)
+        restore = next((r for r in self.restores if r.lease == lease), None)
+        if restore is not None:
+            found += restore.filled(kind, index, count, message.status == Status.OK, self, self.now)
+        self._answered(found, count, restore is not None, free)
 
     def _on_revoke(self, message: Revoke) -> None:
         for restore in list(self.restores):
@@ -192,76 +185,156 @@ class Restores(Saves):
 
     # === Ports =====================================================================================
 
-    def ask_fill(self, lease: int, piece: PieceOfRestore) -> bool:
-        """The daemon is to fill the piece's room."""
-        return self._push(Fill(lease, piece.kind, piece.index, piece.block, piece.bytes))
+    def room(self) -> int:
+        """The largest room for a part of a prefix: several share the ring, so that the daemon fills one while another
+        is copied on."""
+        session = self.session
+        return 0 if session is None else min(session.ring.space.largest, session.ring.space.size // 4)
 
-    def disown_fill(self, lease: int, piece: PieceOfRestore) -> None:
+    def restore_waits(self) -> bool:
+        return any(restore.waits_for_room for restore in self.restores)
+
+    def ask_fill(self, lease: int, run: Run) -> bool:
+        """The daemon is to fill the run's room."""
+        return self._push(Fill(lease, run.kind, run.index, run.count, run.block, run.bytes))
+
+    def disown_fill(self, lease: int, run: Run) -> None:
         """Its room is free once the daemon answered."""
         if self.session is not None:
-            self._unfilled[(lease, piece.kind, piece.index)] = piece.block
+            self._unfilled.add(lease, run)
 
     def release(self, lease: int, outcome: Outcome, reused: int) -> None:
         """The lease is over."""
         self._must(Release(lease, outcome, reused))
 
-    def place(self, restore: Restore) -> Place:
-        """Rows, slot, copy, insert and lock in one go, or none of it."""
-        session, tree, request = self.session, self.tree, restore.request
-        assert session is not None, "a restore before PLACED ends with the session"
-        boundary = restore.boundary
-        key = tree.key(request, boundary)
-        if tree.state_match(key) >= boundary:
+    def take_stock(self, restore: Restore) -> Place:
+        """Rows and a slot, and a lock on what the device has of the prefix, for a restore that streams; or none."""
+        tree, boundary = self.tree, restore.boundary
+        key = tree.key(restore.request, boundary)
+        have, node = self._kv_of(key, boundary)
+        if have >= boundary and tree.state_match(key) >= boundary:
             return Place.AS_DEEP
-        have, node = tree.full_match(key)
-        have = min(have, boundary) // tree.page_size * tree.page_size
         if have < restore.kv_from:
             return Place.LESS_KV
-        need = boundary - have
+        # Before anything is evicted: what the device has of the prefix must stay.
+        lock = tree.lock_kv(node)
+        taken = self._take(restore, boundary - have)
+        if taken is None:
+            if lock is not None:
+                tree.unlock(lock)
+            return Place.NO_ROOM
+        restore.stock = Stock(have, lock, *taken)
+        return Place.DONE
+
+    def give_stock(self, restore: Restore) -> None:
+        """Rows and slot are SGLang's again; what it does with them comes after the copies into them."""
+        stock, restore.stock = restore.stock, None
+        if stock is None:
+            return
+        self.copier.submit(_nothing, before_next=True)
+        self.tree.give(stock.rows, stock.slot)
+        if stock.lock is not None:
+            self.tree.unlock(stock.lock)
+
+    def forget_stock(self, restore: Restore) -> None:
+        """The same, where SGLang takes all rows, slots and locks away by itself."""
+        if restore.stock is not None:
+            restore.stock = None
+            self.copier.submit(_nothing, before_next=True)
+
+    def move_on(self, restore: Restore, runs: list[Run]) -> Event:
+        """Queues copies into rows that nobody else knows of."""
+        session, stock, parts, pools = self.session, restore.stock, restore.parts, self.pools
+        assert session is not None and stock is not None and parts is not None, "it streams"
+        ring, rows = session.ring.bytes, stock.rows
+        table = joined([parts.table(run, stock.have, restore.boundary, stock.have) for run in runs])
+        self.counts["parts_restored"] += len(runs)
+        return self.copier.submit(lambda: pools.restore_kv(ring, table, rows), before_next=False)
+
+    def place(self, restore: Restore) -> Place:
+        """Rows, slot, copy, insert and lock in one go, or none of it."""
+        session, tree = self.session, self.tree
+        assert session is not None, "a restore before PLACED ends with the session"
+        boundary = restore.boundary
+        key = tree.key(restore.request, boundary)
+        have, node = self._kv_of(key, boundary)
+        if have >= boundary and tree.state_match(key) >= boundary:
+            return Place.AS_DEEP
+        if have < restore.kv_from:
+            return Place.LESS_KV
+        if restore.stock is not None:
+            return self._place_stock(session, restore, restore.stock, key, have)
         lock = tree.lock_kv(node)
         taken = None
         try:
-            room = tree.room(request)
-            if room.tokens < need or room.requests <= self._placed():
-                return Place.NO_ROOM
-            taken = tree.take(need)
+            taken = self._take(restore, boundary - have)
             if taken is None:
                 return Place.NO_ROOM
             rows, slot = taken
-            blocks = self._scatter(session, restore, have, rows, slot)
-            placed = tree.insert(key, have, rows, slot)
+            self._scatter(session, restore, have, rows, slot)
+            self._insert(restore, key, have, rows, slot)
             taken = None
-            restore.hold = tree.lock_kv(placed)
-            restore.placed_at = self._ticks
-            self._know(placed)
         finally:
             if taken is not None:
                 tree.give(*taken)
             if lock is not None:
                 tree.unlock(lock)
-        del blocks
-        self.counts["restores_placed"] += 1
-        self.counts["tokens_restored"] += boundary - restore.device_boundary
         return Place.DONE
 
-    def _scatter(self, session: Session, restore: Restore, have: int, rows: Any, slot: Any) -> Event:
-        pools, ring, boundary = self.pools, session.ring.bytes, restore.boundary
-        state, *kv = restore.pieces
-        runs = [
-            Run(piece.block, piece.end - piece.start, first - piece.start, first - have, last - first)
-            for piece, first, last in _disjoint(kv, have, boundary)
-        ]
+    def _place_stock(self, session: Session, restore: Restore, stock: Stock, key: Any, have: int) -> Place:
+        """Into rows that it has."""
+        if have < stock.have:
+            return Place.LESS_KV
+        if have > stock.have:
+            # Meanwhile somebody else computed some of it.
+            more = have - stock.have
+            self.tree.give(stock.rows[:more], None)
+            stock = restore.stock = stock._replace(have=have, rows=stock.rows[more:])
+        self._scatter(session, restore, have, stock.rows, stock.slot)
+        # From here on they are the tree's.
+        restore.stock = None
+        self._insert(restore, key, have, stock.rows, stock.slot)
+        if stock.lock is not None:
+            self.tree.unlock(stock.lock)
+        return Place.DONE
+
+    def _kv_of(self, key: Any, boundary: int) -> tuple[int, int]:
+        """How much KV of the key the device has, in whole pages, and its node."""
+        have, node = self.tree.full_match(key)
+        return min(have, boundary) // self.tree.page_size * self.tree.page_size, node
+
+    def _take(self, restore: Restore, tokens: int) -> tuple[Any, Any] | None:
+        """Rows and a slot, if what runs leaves so many."""
+        room = self.tree.room(restore.request)
+        others = sum(r.stock is not None for r in self.restores)
+        if room.tokens < tokens or room.requests <= self._placed() + others:
+            return None
+        return self.tree.take(tokens)
+
+    def _insert(self, restore: Restore, key: Any, have: int, rows: Any, slot: Any) -> None:
+        placed = self.tree.insert(key, have, rows, slot)
+        restore.hold = self.tree.lock_kv(placed)
+        restore.placed_at = self._ticks
+        self._know(placed)
+        self.counts["restores_placed"] += 1
+        self.counts["tokens_restored"] += restore.boundary - restore.device_boundary
+
+    def _scatter(self, session: Session, restore: Restore, have: int, rows: Any, slot: Any) -> None:
+        """Queues the copies of all that is in the ring."""
+        pools, ring, parts = self.pools, session.ring.bytes, restore.parts
+        assert parts is not None, "it is known what came"
+        state, *kv = restore.runs
+        tables = [parts.table(run, have, restore.boundary, have) for run in kv]
         block = state.block
 
         def copy() -> None:
             pools.restore_state(ring, block, slot)
-            if runs:
-                pools.restore_kv(ring, runs, rows)
+            for table in tables:
+                pools.restore_kv(ring, table, rows)
 
         event = self.copier.submit(copy, before_next=True)
-        for piece in restore.pieces:
-            self.retire(piece.block, event)
-        return event
+        for run in restore.runs:
+            self.retire(run.block, event)
 
     def unhold(self, restore: Restore) -> None:
         """Ends the lock of a placed restore."""
@@ -270,34 +343,5 @@ class Restores(Saves):
             self.tree.unlock(hold)
 
 
-def _disjoint(
-    pieces: list[PieceOfRestore], start: int, end: int
-) -> list[tuple[PieceOfRestore, int, int]]:
-    """Which tokens of [start, end) to take from which piece, so that none is taken twice: of pieces that overlap, the
-    later one counts. `pieces` ascend by their starts."""
-    taken: list[tuple[PieceOfRestore, int, int]] = []
-    for piece in pieces:
-        first, last = max(piece.start, start), min(piece.end, end)
-        if first >= last:
-            continue
-        beyond = []
-        while taken and taken[-1][2] > first:
-            other, a, b = taken.pop()
-            if b > last:
-                beyond.append((other, max(a, last), b))
-            if a < first:
-                taken.append((other, a, first))
-                break
-        taken.append((piece, first, last))
-        taken.extend(reversed(beyond))
-    return taken
-
-
-def _covers(pairs: list[tuple[int, int]], start: int, end: int) -> bool:
-    """Whether the pairs, in order, cover [start, end)."""
-    at = start
-    for a, b in pairs:
-        if a > at:
-            return False
-        at = max(at, b)
-    return at >= end
+def _nothing() -> None:
+    """A copy of nothing: a point in the order of copies."""

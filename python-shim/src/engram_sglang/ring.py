@@ -17,9 +17,10 @@ import mmap
 import os
 from typing import Any
 
+from ._channel_layout import RUN_ALIGN
 from .handshake import self_test_pattern
 
-UNIT = 4096
+UNIT = RUN_ALIGN
 
 _F_ADD_SEALS = 1033
 _SEALS = 1 | 2 | 4  # no more seals, no shrinking, no growing
@@ -68,6 +69,11 @@ class RingSpace:
             return
         self._starts.insert(i, start)
         self._lengths[start] = length
+
+    @property
+    def largest(self) -> int:
+        """The largest room that there is."""
+        return max(self._lengths.values(), default=0)
 
     @property
     def taken(self) -> int:

@@ -7,7 +7,7 @@ OFFERED -> GATHERING -> DRAINING -> SETTLING -> ENDED
 - *OFFERED*: the daemon was told, and the state is on its way into the ring. Nothing of SGLang is held: the
   state's slot may be evicted and used again, as its copy was queued before anything that could write to it.
 - *GATHERING*: the daemon said which KV it lacks. Its path in the tree is locked, without the state, and
-  its pieces go into the ring as there is room. The only state that holds anything of SGLang, and the
+  its pieces go into the ring in runs, as there is room. The only state that holds anything of SGLang, and the
   shortest: it ends with the last copy, or at a deadline.
 - *DRAINING*: all bytes are in the ring, the lock is gone. The daemon copies them out.
 - *SETTLING*: all are out. The daemon makes the snapshot visible.
@@ -26,13 +26,12 @@ This module knows nothing of SGLang: what it does to the world goes through `Por
 from __future__ import annotations
 
 import enum
-import zlib
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ._channel_layout import AbortReason
 from ._channel_layout import Piece as Kind
 from .copier import Event
+from .pieces import Parts, Run
 
 
 class SaveState(enum.Enum):
@@ -54,29 +53,11 @@ _STEPS = {
 }
 
 
-class Phase(enum.Enum):
-    """Where one piece stands."""
-
-    WAITING = "waiting"
-    COPYING = "copying"
-    LENT = "lent"
-    DONE = "done"
-
-
-class PieceOfSave:
-    """A run of bytes that goes into the ring whole."""
-
-    __slots__ = ("block", "bytes", "end", "event", "index", "kind", "phase", "start")
-
-    def __init__(self, kind: Kind, index: int, start: int, end: int, size: int) -> None:
-        self.kind, self.index, self.start, self.end, self.bytes = kind, index, start, end, size
-        self.phase = Phase.WAITING
-        self.block = -1
-        self.event: Event | None = None
-
-
 class Ports(Protocol):
     """What a save does to the world. Nothing here waits."""
+
+    def room(self) -> int:
+        """The largest room in the ring that a run may have now, in bytes."""
 
     def take_room(self, size: int) -> int | None:
         """Room in the ring, or None."""
@@ -87,11 +68,11 @@ class Ports(Protocol):
     def retire(self, block: int, event: Event) -> None:
         """Room that is free once `event` is done."""
 
-    def lend(self, save: int, piece: PieceOfSave) -> bool:
-        """Tells the daemon that the piece is whole. False: not now. From then on the room is the daemon's."""
+    def lend(self, save: int, run: Run) -> bool:
+        """Tells the daemon that the run is whole. False: not now. From then on the room is the daemon's."""
 
-    def disown(self, save: int, piece: PieceOfSave) -> None:
-        """The room of a lent piece is free once the daemon says Drained."""
+    def disown(self, save: int, run: Run) -> None:
+        """The room of a lent run is free once the daemon answered for all of it."""
 
     def lock_kv(self, save: Save) -> bool:
         """Locks the KV of the path. False: it is gone."""
@@ -99,8 +80,8 @@ class Ports(Protocol):
     def unlock_kv(self, save: Save) -> None:
         """Ends that lock."""
 
-    def gather_kv(self, save: Save, pieces: list[PieceOfSave]) -> Event:
-        """Queues the copies into the blocks of `pieces`, as one."""
+    def gather_kv(self, save: Save, runs: list[Run]) -> Event:
+        """Queues the copies into the rooms of `runs`, as one."""
 
     def abort(self, save: int, reason: AbortReason) -> None:
         """Tells the daemon that the save is given up."""
@@ -109,16 +90,20 @@ class Ports(Protocol):
 class Save:
     """One save."""
 
-    def __init__(
-        self, number: int, request: Any, boundary: int, node: int, branch: bool, state: PieceOfSave, now: float
-    ) -> None:
-        """`state` is being gathered into its block already."""
+    def __init__(self, number: int, request: Any, boundary: int, node: int, branch: bool, now: float) -> None:
         self.number, self.request, self.boundary = number, request, boundary
         self.node = node
         self.branch = branch
         """The state lies on a path that was there before: worth as much as a deeper one."""
         self.state = SaveState.OFFERED
-        self.pieces = [state]
+        self.runs: list[Run] = []
+        """What is in the ring: the state first, as long as it is there."""
+        self.parts: Parts | None = None
+        """The KV that is wanted."""
+        self.next = 0
+        """The first piece of it that has no room."""
+        self.touched = False
+        """The daemon was given some of it."""
         self.lock: Any = None
         self.rows: Any = None
         self.first = 0
@@ -129,8 +114,9 @@ class Save:
         self.since = now
         self.told = False
         """The daemon heard of it."""
-        self.want: tuple[bool, Sequence[int], Sequence[int]] | None = None
-        """What the daemon lacks, once it said so."""
+        self.wants: int | None = None
+        """What the daemon lacks, as one number for the ballot, once it said so."""
+        self.need_state = True
         self.gathered = False
         """All its KV is in the ring."""
         self.saved = False
@@ -150,9 +136,9 @@ class Save:
         """How far this rank is, and what it was asked for: the numbers of all ranks must be equal."""
         if self.failed:
             return 0, int(self.stored)
-        if self.want is None:
+        what = self.wants
+        if what is None:
             return 1, 0
-        what = zlib.crc32(repr((self.want[0], list(self.want[1]))).encode())
         if self.saved:
             return 6, what
         if self.state is SaveState.OFFERED:
@@ -169,40 +155,39 @@ class Save:
 
     # --- What the daemon said ---
 
-    def wanted(self, need_state: bool, parts: Sequence[int], sizes: Sequence[int], now: float) -> None:
-        """The daemon's Want: `parts` are pairs of tokens, `sizes` the bytes of each."""
-        if self.state is SaveState.OFFERED and self.want is None and not self.failed:
-            self.want, self.active = (need_state, parts, sizes), now
+    def wanted(self, need_state: bool, parts: Parts, now: float) -> None:
+        """The daemon's Want."""
+        if self.state is SaveState.OFFERED and self.wants is None and not self.failed:
+            self.need_state, self.parts, self.active = need_state, parts, now
+            self.wants = parts.digest << 1 | need_state
 
-    def drained(self, kind: Kind, index: int, ok: bool, ports: Ports, now: float) -> bool:
-        """The daemon's Drained. False if it is none of this save's."""
-        for piece in self.pieces:
-            if piece.kind is kind and piece.index == index and piece.phase is Phase.LENT:
-                piece.phase = Phase.DONE
-                ports.give_room(piece.block)
-                self.active = now
-                if not ok and self.state is not SaveState.ENDED:
-                    self.fail(ports, None, "drain_failed", now)
-                else:
-                    self.pump(ports, now)
-                return True
-        return False
+    def drained(self, kind: Kind, index: int, count: int, ok: bool, ports: Ports, now: float) -> int:
+        """The daemon's Drained: how many of the pieces are this save's. Raises Broken."""
+        found = sum(run.answer(kind, index, count) for run in self.runs)
+        if not found:
+            return 0
+        for run in [run for run in self.runs if run.is_answered]:
+            self.runs.remove(run)
+            ports.give_room(run.block)
+        self.active = now
+        if not ok and self.state is not SaveState.ENDED:
+            self.fail(ports, None, "drain_failed", now)
+        else:
+            self.pump(ports, now)
+        return found
 
     # --- What all ranks do in the same tick ---
 
     def start(self, ports: Ports, now: float) -> None:
         """Locks the KV that is wanted, and begins to gather it."""
-        if self.state is not SaveState.OFFERED or self.want is None or self.failed:
+        if self.state is not SaveState.OFFERED or self.parts is None or self.failed:
             return
-        need_state, parts, sizes = self.want
-        if not need_state:
-            self._give_back(self.pieces.pop(), ports)
-        for index, size in enumerate(sizes):
-            self.pieces.append(PieceOfSave(Kind.KV, index, parts[2 * index], parts[2 * index + 1], size))
-        if sizes and not ports.lock_kv(self):
+        if not self.need_state:
+            self._give_back(self.runs.pop(), ports)
+        if self.parts.count and not ports.lock_kv(self):
             self.fail(ports, AbortReason.EVICTED, "evicted", now)
             return
-        self.step(SaveState.GATHERING if sizes else SaveState.DRAINING, now)
+        self.step(SaveState.GATHERING if self.parts.count else SaveState.DRAINING, now)
         self.pump(ports, now)
 
     def let_go(self, ports: Ports, now: float) -> None:
@@ -218,48 +203,53 @@ class Save:
         """Does what can be done now."""
         if self.failed or self.state not in (SaveState.GATHERING, SaveState.DRAINING):
             return
-        self._gather(ports, now)
-        held = False
-        for piece in self.pieces:
-            if piece.phase is Phase.WAITING:
-                held = True
-            elif piece.phase is Phase.COPYING:
-                if piece.event is None or piece.event.done():
-                    if not ports.lend(self.number, piece):
-                        continue
-                    piece.phase, piece.event = Phase.LENT, None
+        held = self._gather(ports, now)
+        for run in self.runs:
+            if run.lent:
+                continue
+            if run.event is None or run.event.done():
+                if ports.lend(self.number, run):
+                    run.lent, run.event, self.touched = True, None, True
                     self.active = now
-                elif piece.kind is Kind.KV:
-                    held = True
+            elif run.kind is Kind.KV:
+                held = True
+        if self.failed:
+            # The session ended in between.
+            return
         self.gathered = not held
-        if self.state is SaveState.DRAINING and all(piece.phase is Phase.DONE for piece in self.pieces):
+        if self.state is SaveState.DRAINING and not self.runs:
             self.step(SaveState.SETTLING, now)
 
-    def _gather(self, ports: Ports, now: float) -> None:
-        """Queues the copies of all pieces for which there is room."""
+    def _gather(self, ports: Ports, now: float) -> bool:
+        """Queues the copies of all pieces for which there is room; True: some are left."""
+        parts = self.parts
+        assert parts is not None, "it is known what is wanted"
         batch = []
-        for piece in self.pieces:
-            if piece.phase is not Phase.WAITING:
-                continue
-            block = ports.take_room(piece.bytes)
+        while self.next < parts.count:
+            # A piece has to fit alone, or nothing does.
+            count = max(1, parts.fit(self.next, ports.room()))
+            size = parts.room(self.next, count)
+            block = ports.take_room(size)
             if block is None:
-                # In order: the next one is not smaller in general, and order keeps the room whole.
                 break
-            piece.block = block
-            batch.append(piece)
+            batch.append(Run(Kind.KV, self.next, count, block, size))
+            self.next += count
         if batch:
             event = ports.gather_kv(self, batch)
-            for piece in batch:
-                piece.phase, piece.event = Phase.COPYING, event
+            for run in batch:
+                run.event = event
+            self.runs += batch
             self.active = now
+        return self.next < parts.count
 
     def fail(self, ports: Ports, reason: AbortReason | None, why: str, now: float) -> None:
         """Comes to nothing on this rank; with a `reason` it is this side that gives it up, and the daemon hears of
         that. All but its lock goes back."""
         if self.state is SaveState.ENDED or self.failed:
             return
-        for piece in self.pieces:
-            self._give_back(piece, ports)
+        for run in self.runs:
+            self._give_back(run, ports)
+        self.runs = []
         if reason is not None and self.told:
             ports.abort(self.number, reason)
         self.failure = why
@@ -273,17 +263,15 @@ class Save:
             ports.unlock_kv(self)
         self.step(SaveState.ENDED, now)
 
-    def _give_back(self, piece: PieceOfSave, ports: Ports) -> None:
-        if piece.phase is Phase.LENT:
-            ports.disown(self.number, piece)
-        elif piece.phase is Phase.COPYING:
-            if piece.event is None or piece.event.done():
-                ports.give_room(piece.block)
-            else:
-                ports.retire(piece.block, piece.event)
-        piece.phase = Phase.DONE
+    def _give_back(self, run: Run, ports: Ports) -> None:
+        if run.lent:
+            ports.disown(self.number, run)
+        elif run.event is None or run.event.done():
+            ports.give_room(run.block)
+        else:
+            ports.retire(run.block, run.event)
 
     @property
     def untouched(self) -> bool:
-        """Nothing of it was given to the daemon."""
-        return all(piece.phase in (Phase.WAITING, Phase.COPYING) for piece in self.pieces)
+        """Nothing of it was given to the daemon, and it goes on."""
+        return not self.touched and not self.failed

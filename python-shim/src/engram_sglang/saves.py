@@ -12,9 +12,9 @@ from ._channel_layout import AbortReason, Decline, DeclineReason, Drain, Drained
 from ._channel_layout import Piece as Kind
 from .copier import Event
 from .link import Session
-from .pools import Run
+from .pieces import Loans, Parts, Run, joined
 from .requests import Request, Requests
-from .save import PieceOfSave, Phase, Save, SaveState
+from .save import Save, SaveState
 from .seam import Names
 
 _SAVES = 256
@@ -32,7 +32,7 @@ class Saves(Requests):
         self._save_ports = _SavePorts(self)
         self._save_numbers = 0
         self._known: dict[int, None] = {}
-        self._lent: dict[tuple[int, Kind, int], int] = {}
+        self._lent = Loans()
         self._handlers |= {
             Want: self._on_want,
             Decline: self._on_decline,
@@ -82,28 +82,27 @@ class Saves(Requests):
                 older.end(self, AbortReason.SUPERSEDED, self.now)
                 self._end_save(older, "superseded")
         self._save_numbers += 1
-        piece = PieceOfSave(Kind.STATE, 0, boundary, boundary, self.pools.state_bytes)
-        save = Save(self._save_numbers, request, boundary, node, branch, piece, self.now)
+        save = Save(self._save_numbers, request, boundary, node, branch, self.now)
         save.tokens = tokens
         self.saves[save.number] = save
         request.saves += 1
-        self._offer(save, piece, slot)
+        self._offer(save, slot)
 
-    def _offer(self, save: Save, piece: PieceOfSave, slot: Any) -> None:
+    def _offer(self, save: Save, slot: Any) -> None:
         """Copies the state into the ring and tells the daemon, as far as this rank can."""
-        session = self.session
-        block = self.take_room_for_save(piece.bytes)
+        session, size = self.session, self.pools.state_bytes
+        block = self.take_room_for_save(size)
         if session is None or block is None:
             if session is not None:
                 self.counts["save_dropped_ring_full"] += 1
             save.fail(self, None, "session_end" if session is None else "ring_full", self.now)
             return
-        piece.block, piece.phase = block, Phase.COPYING
         pools, ring = self.pools, session.ring.bytes
-        piece.event = self.copier.submit(lambda: pools.save_state(slot, ring, block), before_next=True)
+        run = Run(Kind.STATE, 0, 1, block, size)
+        save.runs.append(run)
+        run.event = self.copier.submit(lambda: pools.save_state(slot, ring, block), before_next=True)
         self.counts["offers"] += 1
         self._tell_offer(save)
-        self._ring()
 
     def _tell_offer(self, save: Save) -> None:
         """Tells the daemon, unless a branch of the same request waits to be drained: it would be dropped."""
@@ -119,12 +118,26 @@ class Saves(Requests):
         if save.told:
             save.tokens = None
 
-    def take_room_for_save(self, size: int) -> int | None:
-        """Saves leave a quarter of the ring to restores."""
+    def room_for_save(self) -> int:
+        """The largest room for a save: saves leave a quarter of the ring to restores, and share the rest, so that the
+        daemon drains one run while the next one is gathered."""
         session = self.session
-        if session is None or session.ring.space.free_bytes - size < session.ring.space.size // 4:
+        if session is None or self.restore_waits():
+            return 0
+        space = session.ring.space
+        return min(space.largest, space.free_bytes - space.size // 4, space.size // 4)
+
+    def restore_waits(self) -> bool:
+        """Whether a restore waits for room in the ring."""
+        return False
+
+    def take_room_for_save(self, size: int) -> int | None:
+        """Room for a save, as far as saves may take it."""
+        session = self.session
+        if session is None or self.restore_waits():
             return None
-        return session.ring.space.take(size)
+        space = session.ring.space
+        return None if space.free_bytes - size < space.size // 4 else space.take(size)
 
     def _drop_saves(self, request: Request, reason: AbortReason) -> None:
         for save in [s for s in self.saves.values() if s.request is request]:
@@ -135,7 +148,7 @@ class Saves(Requests):
         if self.saves.pop(save.number, None) is not None:
             save.request.saves -= 1
             self.counts["save_" + ("ok" if why == "ok" else "ended_" + why)] += 1
-            save.rows = save.request = save.tokens = None
+            save.rows = save.request = save.tokens = save.parts = None
 
     def _pump_saves(self) -> None:
         for save in list(self.saves.values()):
@@ -155,12 +168,13 @@ class Saves(Requests):
         save = self.saves.get(message.save)
         if save is None:
             return
-        parts = message.parts
-        pairs = list(zip(parts[0::2], parts[1::2]))
-        if len(parts) % 2 or any(not 0 <= a < b <= save.boundary for a, b in pairs):
-            raise channel.Broken("a Want beyond the state's boundary")
-        sizes = [self.pools.kv_bytes(b - a) for a, b in pairs]
-        save.wanted(message.need_state, parts, sizes, self.now)
+        try:
+            parts = Parts(message.parts, self.pools.row_bytes)
+        except ValueError:
+            raise channel.Broken("a Want with half a piece") from None
+        if not parts.follow(save.boundary):
+            raise channel.Broken("a Want of pieces that cannot be")
+        save.wanted(message.need_state, parts, self.now)
 
     def _on_decline(self, message: Decline) -> None:
         save = self.saves.get(message.save)
@@ -169,14 +183,20 @@ class Saves(Requests):
             save.fail(self, None, message.reason.name.lower(), self.now)
 
     def _on_drained(self, message: Drained) -> None:
-        save = self.saves.get(message.save)
-        if save is not None and save.drained(
-            message.piece, message.index, message.status == Status.OK, self._save_ports, self.now
-        ):
-            return
-        block = self._lent.pop((message.save, message.piece, message.index), None)
-        if block is not None and self.session is not None:
-            self.session.ring.space.give(block)
+        number, kind, index, count = message.save, message.piece, message.index, message.count
+        save = self.saves.get(number)
+        found, free = self._lent.answer(number, kind, index, count)
+        if save is not None:
+            found += save.drained(kind, index, count, message.status == Status.OK, self._save_ports, self.now)
+        self._answered(found, count, save is not None, free)
+
+    def _answered(self, found: int, count: int, known: bool, free: list[int]) -> None:
+        """The daemon answered for `count` pieces, of which `found` were asked for; `free` is the room of those that
+        nobody waits for any more."""
+        for block in free:
+            self.give_room(block)
+        if not count or known and found != count:
+            raise channel.Broken(f"an answer about {count} pieces, of which {found} were asked for")
 
     def _on_saved(self, message: Saved) -> None:
         save = self.saves.get(message.save)
@@ -195,21 +215,22 @@ class Saves(Requests):
 
     # === Ports =====================================================================================
 
-    def lend(self, save: int, piece: PieceOfSave) -> bool:
-        """The piece lies whole in the ring."""
-        return self._push(Drain(save, piece.kind, piece.index, piece.block, piece.bytes))
+    def lend(self, save: int, run: Run) -> bool:
+        """The run lies whole in the ring."""
+        return self._push(Drain(save, run.kind, run.index, run.count, run.block, run.bytes))
 
-    def disown(self, save: int, piece: PieceOfSave) -> None:
+    def disown(self, save: int, run: Run) -> None:
         """Its room is free once the daemon is done with it."""
         if self.session is not None:
-            self._lent[(save, piece.kind, piece.index)] = piece.block
+            self._lent.add(save, run)
 
     def lock_kv(self, save: Save) -> bool:
         """Locks the KV of the save's path."""
         lock = self.tree.lock_kv(save.node)
         if lock is None:
             return False
-        start = min(piece.start for piece in save.pieces if piece.kind is Kind.KV)
+        assert save.parts is not None, "it is known what is wanted"
+        start = save.parts.starts[0]
         first, end, rows = self.tree.rows(save.node, start)
         if end != save.boundary or first > start or rows.shape[0] != end - first:
             self.tree.unlock(lock)
@@ -223,13 +244,13 @@ class Saves(Requests):
         if lock is not None:
             self.tree.unlock(lock)
 
-    def gather_kv(self, save: Save, pieces: list[PieceOfSave]) -> Event:
-        """Queues the copies of pieces of KV."""
-        session = self.session
-        assert session is not None, "a save ends with the session"
+    def gather_kv(self, save: Save, runs: list[Run]) -> Event:
+        """Queues the copies of runs of KV."""
+        session, parts = self.session, save.parts
+        assert session is not None and parts is not None, "a save ends with the session"
         rows, pools, ring, first = save.rows, self.pools, session.ring.bytes, save.first
-        runs = [Run(p.block, p.end - p.start, 0, p.start - first, p.end - p.start) for p in pieces]
-        return self.copier.submit(lambda: pools.save_kv(rows, ring, runs), before_next=False)
+        table = joined([parts.whole(run, first) for run in runs])
+        return self.copier.submit(lambda: pools.save_kv(rows, ring, table), before_next=False)
 
     def abort(self, save: int, reason: AbortReason) -> None:
         """The save is given up."""
@@ -241,7 +262,7 @@ class _SavePorts:
 
     def __init__(self, shim: Saves) -> None:
         self._shim = shim
-        self.take_room = shim.take_room_for_save
+        self.take_room, self.room = shim.take_room_for_save, shim.room_for_save
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._shim, name)

@@ -55,7 +55,7 @@ class Tree(Protocol):
     page_size: int
 
     def key(self, request: Request, upto: int) -> Any:
-        """The key of the request's first `upto` tokens."""
+        """The key of the request's first `upto` tokens, to be used before the request goes on."""
 
     def full_match(self, key: Any) -> tuple[int, int]:
         """How much KV of the key is on the device, and the deepest node of it."""
@@ -86,7 +86,7 @@ class Tree(Protocol):
         """Rows for so many tokens and one slot, evicting where needed; or neither."""
 
     def give(self, rows: Any, slot: Any) -> None:
-        """Gives back what `take` took and nobody inserted."""
+        """Gives back what `take` took and nobody inserted, or some of it; no slot: None."""
 
     def insert(self, key: Any, have: int, rows: Any, slot: Any) -> int:
         """Inserts the restored path, of which [0, have) is there. The node."""

@@ -188,7 +188,6 @@ class Shim(Lockstep):
             restore.fail(self, Outcome.SESSION_END)
             return
         self._ask(restore)
-        self._ring()
 
     @hook("gate", default=True)
     def may_admit(self, rid: str) -> bool:
@@ -199,6 +198,7 @@ class Shim(Lockstep):
         restore = request.restore
         if not restore.gate_open:
             restore.consider(self, self.now)
+            # The tick of this iteration is over, and the bytes are to be here by the next one.
             self._ring()
         return restore.gate_open
 
@@ -250,6 +250,7 @@ class Shim(Lockstep):
                 self._end_save(save, "reset")
         for restore in list(self.restores):
             restore.hold = None
+            self.forget_stock(restore)
             self._end(restore, Outcome.ABORTED if restore.state is not RestoreState.PLACED else Outcome.USED)
 
     @hook("weights")
@@ -279,7 +280,7 @@ class Shim(Lockstep):
     @hook("busy", default=False)
     def is_busy(self) -> bool:
         """Whether raw rows or slots are held across ticks. Never because of a save."""
-        return False
+        return any(restore.stock is not None for restore in self.restores)
 
     @hook("shutdown")
     def shutdown(self) -> None:

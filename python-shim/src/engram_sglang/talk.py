@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 NO_DIGEST = bytes(32)
 _OUTBOX = 1 << 16
+# Time in one tick to hear the daemon.
+_HEAR_NS, _HEAR_MOST_NS = 40_000, 10_000_000
 
 
 class Talk:
@@ -57,6 +59,7 @@ class Talk:
         self._leaving: CloseReason | None = None
         self._peer_beat = -1
         self._peer_since = self.now
+        self._patience = _HEAR_NS
 
     def _adopt(self) -> None:
         session = self.link.take()
@@ -107,14 +110,21 @@ class Talk:
         session.left.set()
 
     def _hear(self, session: Session) -> None:
+        """Hears what the daemon says, for so long at once. What is left is heard in the next tick, for twice as long: so
+        nothing piles up."""
+        until, patience = time.perf_counter_ns() + self._patience, self._patience
+        self._patience = _HEAR_NS
         try:
-            for _ in range(256):
+            while True:
                 message = session.end.rx.pop()
                 if message is None:
                     break
                 self._handlers[type(message)](message)
                 if self.session is not session:
                     return
+                if time.perf_counter_ns() > until:
+                    self._patience = min(2 * patience, _HEAR_MOST_NS)
+                    break
         except channel.Broken as broken:
             self.counts["broken_daemon"] += 1
             log.warning("engram: the daemon broke the protocol (%s); leaving it", broken)
@@ -163,6 +173,8 @@ class Talk:
             self._leave(CloseReason.BROKEN_PEER)
 
     def _ring(self) -> None:
+        """Wakes the daemon if there is something to read. A system call, and so mostly the tick's: it comes in each
+        iteration, and the daemon looks by itself each few milliseconds."""
         session = self.session
         if session is not None and session.end.tx.take_written():
             channel.ring(session.doorbell)

@@ -122,13 +122,17 @@ class CacheTree:
     def give(self, rows: Any, slot: Any) -> None:
         if rows.shape[0]:
             self.cache.token_to_kv_pool_allocator.free(rows)
-        self.cache.req_to_token_pool.mamba_allocator.free(slot)
+        if slot is not None:
+            self.cache.req_to_token_pool.mamba_allocator.free(slot)
 
     def insert(self, key: Any, have: int, rows: Any, slot: Any) -> int:
-        value = rows.new_zeros(have + rows.shape[0])
-        value[have:] = rows
+        value = rows
+        if have:
+            value = rows.new_zeros(have + rows.shape[0])
+            value[have:] = rows
+        # The tree may keep the key, and the request's tokens grow: a copy.
         result = self.cache.insert(
-            InsertParams(key=key, value=value, mamba_value=slot, prev_prefix_len=have)
+            InsertParams(key=key[:], value=value, mamba_value=slot, prev_prefix_len=have)
         )
         if result.mamba_exist:
             self.cache.req_to_token_pool.mamba_allocator.free(slot)

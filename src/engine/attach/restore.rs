@@ -26,8 +26,9 @@ use crate::engine::cache::{Match, NodeId};
 use crate::engine::device_memory::DeviceMemory;
 use crate::engine::memory::{Gate, Holdings};
 use crate::engine::request::RequestInfo;
-use crate::proto::channel::layout::{Outcome, RevokeReason, Status, Tier};
+use crate::proto::channel::layout::{Outcome, Piece, RevokeReason, Status, Tier};
 use crate::proto::channel::msg::{Fill, Filled, Release, Revoke};
+use crate::proto::channel::run::Run;
 
 use super::place::Raw;
 
@@ -290,14 +291,31 @@ impl Session {
         }
     }
 
-    /// A piece is in the ring, or never will be.
+    /// Pieces are in the ring, or never will be.
     pub fn filled(&mut self, filled: &Filled, cx: &mut Cx<'_>) {
         let Filled {
             lease,
             piece,
             index,
+            count,
             status,
         } = *filled;
+        let run = Run {
+            piece,
+            index,
+            count,
+        };
+        for index in self.answered(run, cx) {
+            self.filled_one((lease, piece, index), status, cx);
+        }
+    }
+
+    fn filled_one(
+        &mut self,
+        (lease, piece, index): (u64, Piece, u32),
+        status: Status,
+        cx: &mut Cx<'_>,
+    ) {
         let Some(room) = self.flights.remove(&Flight::Fill(lease, piece, index)) else {
             cx.counts.garbled += 1;
             return;
@@ -452,6 +470,7 @@ fn fill(lease: u64, take: &Take, room: &Room) -> Fill {
         lease,
         piece: take.piece,
         index: take.index,
+        count: 1,
         ring_offset: room.offset(),
         bytes: room.bytes(),
     }

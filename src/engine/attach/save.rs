@@ -26,6 +26,7 @@ use crate::engine::device_memory::DeviceMemory;
 use crate::engine::memory::Boundary;
 use crate::proto::channel::layout::{AbortReason, Piece, Status};
 use crate::proto::channel::msg::{Decline, Drain, Drained, Offer, SaveAbort, Saved, Want};
+use crate::proto::channel::run::Run;
 use crate::types::TokenRange;
 
 /// One save.
@@ -247,14 +248,31 @@ impl Session {
         }
     }
 
-    /// A piece is out of the ring, or never will be.
+    /// Pieces are out of the ring, or never will be.
     pub fn drained(&mut self, drained: &Drained, cx: &mut Cx<'_>) {
         let Drained {
-            save: number,
+            save,
             piece,
             index,
+            count,
             status,
         } = *drained;
+        let run = Run {
+            piece,
+            index,
+            count,
+        };
+        for index in self.answered(run, cx) {
+            self.drained_one((save, piece, index), status, cx);
+        }
+    }
+
+    fn drained_one(
+        &mut self,
+        (number, piece, index): (u64, Piece, u32),
+        status: Status,
+        cx: &mut Cx<'_>,
+    ) {
         match self.flights.remove(&Flight::Drain(number, piece, index)) {
             Some(room) => self.ring.free(room),
             None => {
@@ -443,6 +461,7 @@ impl Session {
             save: number,
             piece,
             index,
+            count: 1,
             ring_offset: room.offset(),
             bytes: room.bytes(),
         });

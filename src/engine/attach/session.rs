@@ -2,6 +2,7 @@
 //! restores under way. All of it ends with the session.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 use std::time::Duration;
 
 use super::control::Control;
@@ -15,6 +16,7 @@ use super::{Limits, Tracked};
 use crate::engine::device_memory::{DeviceMemory, Evicted};
 use crate::proto::channel::layout::{CloseReason, Piece};
 use crate::proto::channel::msg::Down;
+use crate::proto::channel::run::Run;
 use crate::proto::channel::{Broken, Link, Reader};
 
 /// Messages read in one tick.
@@ -240,6 +242,15 @@ impl Session {
     /// Whether anything is under way that an answer moves on.
     pub fn is_busy(&self) -> bool {
         !self.saves.is_empty() || !self.restores.is_empty()
+    }
+
+    /// The pieces that an answer speaks of: no more than are under way, or none at all.
+    pub fn answered(&self, run: Run, cx: &mut Cx<'_>) -> Range<u32> {
+        let known = |indices: &Range<u32>| indices.len() <= self.flights.len();
+        run.indices().filter(known).unwrap_or_else(|| {
+            cx.counts.garbled += 1;
+            0..0
+        })
     }
 
     fn heard(&mut self, message: Down, cx: &mut Cx<'_>) {

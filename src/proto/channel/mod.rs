@@ -40,6 +40,7 @@ mod area;
 mod codec;
 mod ends;
 mod reader;
+pub mod run;
 #[cfg(test)]
 mod tests;
 mod writer;

@@ -7,7 +7,6 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::Event;
 use crate::device::{DeviceError, Ring};
-use crate::proto::channel::layout::Piece;
 use crate::store::Segment;
 
 /// Copies of one session that its device may have queued.
@@ -43,10 +42,8 @@ pub enum What {
     Fill {
         /// The lease.
         lease: u64,
-        /// As in the message.
-        piece: Piece,
-        /// As in the message.
-        index: u32,
+        /// Index into its parts.
+        part: usize,
     },
 }
 

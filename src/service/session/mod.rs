@@ -231,6 +231,7 @@ impl Session {
         self.tend_saves().await?;
         self.tend_lookups().await?;
         self.tend_restores().await?;
+        self.outbox.flush(&mut self.end.tx)?;
         let counts = (self.requests.len(), self.saves.len(), self.restores.len());
         self.worker.set_counts(counts);
         match self.end.link.peer_closed() {
@@ -295,11 +296,7 @@ impl Session {
                         drop(copy);
                         self.drained((serial, save, part), result).await
                     }
-                    What::Fill {
-                        lease,
-                        piece,
-                        index,
-                    } => self.filled((lease, piece, index), bytes, result).await,
+                    What::Fill { lease, part } => self.filled((lease, part), bytes, result).await,
                 }
             }
             Event::Promoted {
@@ -315,14 +312,20 @@ impl Session {
         }
     }
 
+    /// Says something, at the end of this turn at the latest.
     fn say(&mut self, message: impl Into<Down>) -> Ended {
-        self.outbox.say(&mut self.end.tx, message.into())?;
+        self.outbox.say(message.into())?;
         Ok(())
     }
 
     async fn hold(&mut self, point: Point<'_>) {
-        let Self { service, end, .. } = self;
-        service.hold.pause(point, || end.link.beat()).await;
+        let Self {
+            service,
+            end,
+            outbox,
+            ..
+        } = self;
+        stand_still(service, end, outbox, point).await;
     }
 
     /// Lets what was begun come to its end, as far as there is time.
@@ -372,6 +375,8 @@ impl Session {
                 tracing::warn!(session = %self.worker.session, "Session over: {end}");
             }
         }
+        // The last word, as far as it is heard.
+        let _ = self.outbox.flush(&mut self.end.tx);
         self.end.link.close(reason);
         self.drop_leases();
         let saves: Vec<u64> = self.saves.keys().copied().collect();
@@ -391,4 +396,19 @@ impl Session {
             tracing::error!(%error, "A ring could not be closed");
         }
     }
+}
+
+/// Stands still in a state that is held, and shows life; what was said until then is heard.
+async fn stand_still(
+    service: &Service,
+    end: &mut DaemonEnd,
+    outbox: &mut Outbox,
+    point: Point<'_>,
+) {
+    let meanwhile = || {
+        // A broken peer is found out when the turn goes on.
+        let _ = outbox.flush(&mut end.tx);
+        end.link.beat();
+    };
+    service.hold.pause(point, meanwhile).await;
 }

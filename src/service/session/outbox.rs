@@ -1,8 +1,11 @@
 //! What the daemon has to say to a worker, in order, while the channel may be full.
+//!
+//! Answers about pieces that follow each other become one, as long as they wait here.
 
 use std::collections::VecDeque;
 
-use crate::proto::channel::msg::Down;
+use crate::proto::channel::msg::{Down, Drained, Filled};
+use crate::proto::channel::run::Run;
 use crate::proto::channel::{Broken, PushError, Writer};
 
 /// Messages that may wait. Each answers something that the worker said, so a worker that lets so
@@ -37,13 +40,18 @@ pub enum OutboxError {
 // === impl Outbox ===
 
 impl Outbox {
-    /// Says something now, or as soon as there is room.
-    pub fn say(&mut self, tx: &mut Writer<Down>, message: Down) -> Result<(), OutboxError> {
+    /// Says something with the next flush, or as soon as there is room after it.
+    pub fn say(&mut self, message: Down) -> Result<(), OutboxError> {
+        if let Some(last) = self.waiting.back_mut()
+            && join(last, &message)
+        {
+            return Ok(());
+        }
         if self.waiting.len() >= LIMIT {
             return Err(OutboxError::NotRead);
         }
         self.waiting.push_back(message);
-        self.flush(tx)
+        Ok(())
     }
 
     /// Says what waits, as far as there is room.
@@ -67,13 +75,64 @@ impl Outbox {
     }
 }
 
+/// Makes one answer of two, if the second one is about the pieces that follow.
+fn join(last: &mut Down, next: &Down) -> bool {
+    match (last, next) {
+        (Down::Filled(last), Down::Filled(next)) => {
+            (last.lease, last.status) == (next.lease, next.status) && {
+                let mut run = filled(last);
+                let joined = run.join(filled(next));
+                last.count = run.count;
+                joined
+            }
+        }
+        (Down::Drained(last), Down::Drained(next)) => {
+            (last.save, last.status) == (next.save, next.status) && {
+                let mut run = drained(last);
+                let joined = run.join(drained(next));
+                last.count = run.count;
+                joined
+            }
+        }
+        _ => false,
+    }
+}
+
+fn filled(message: &Filled) -> Run {
+    let Filled {
+        piece,
+        index,
+        count,
+        ..
+    } = *message;
+    Run {
+        piece,
+        index,
+        count,
+    }
+}
+
+fn drained(message: &Drained) -> Run {
+    let Drained {
+        piece,
+        index,
+        count,
+        ..
+    } = *message;
+    Run {
+        piece,
+        index,
+        count,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use super::*;
     use crate::device::shm::SharedMap;
-    use crate::proto::channel::layout::DeclineReason;
+    use crate::proto::channel::layout::{DeclineReason, Piece, Status};
     use crate::proto::channel::msg::Decline;
     use crate::proto::channel::{Capacities, DaemonEnd, WorkerEnd};
 
@@ -94,7 +153,8 @@ mod tests {
             })
         };
         for save in 0..1000 {
-            outbox.say(&mut daemon.tx, decline(save)).unwrap();
+            outbox.say(decline(save)).unwrap();
+            outbox.flush(&mut daemon.tx).unwrap();
         }
         assert!(!outbox.waiting.is_empty());
         for save in 0..1000 {
@@ -104,8 +164,52 @@ mod tests {
         }
         assert!(outbox.waiting.is_empty());
         let refused = (0..2 * LIMIT as u64)
-            .find_map(|save| outbox.say(&mut daemon.tx, decline(save)).err())
+            .find_map(|save| outbox.say(decline(save)).err())
             .unwrap();
         assert!(matches!(refused, OutboxError::NotRead), "{refused}");
+    }
+    #[test]
+    fn answers_about_pieces_that_follow_each_other_are_one() {
+        let mut outbox = Outbox::default();
+        let filled = |lease, piece, index, status| {
+            Down::from(Filled {
+                lease,
+                piece,
+                index,
+                count: 1,
+                status,
+            })
+        };
+        let drained = |save, index, status| {
+            Down::from(Drained {
+                save,
+                piece: Piece::Kv,
+                index,
+                count: 1,
+                status,
+            })
+        };
+        let ok = Status::Ok;
+        for message in [
+            filled(1, Piece::State, 0, ok),
+            filled(1, Piece::Kv, 0, ok),
+            filled(1, Piece::Kv, 1, ok),
+            filled(1, Piece::Kv, 2, Status::Lost),
+            filled(1, Piece::Kv, 3, Status::Lost),
+            filled(2, Piece::Kv, 4, Status::Lost),
+            filled(2, Piece::Kv, 6, Status::Lost),
+            drained(2, 7, ok),
+            drained(2, 8, ok),
+            drained(2, 8, ok),
+        ] {
+            outbox.say(message).unwrap();
+        }
+        let counts = outbox.waiting.iter().map(|message| match message {
+            Down::Filled(filled) => (filled.index, filled.count),
+            Down::Drained(drained) => (drained.index, drained.count),
+            other => panic!("{other:?}"),
+        });
+        let runs = [(0, 1), (0, 2), (2, 2), (4, 1), (6, 1), (7, 2), (8, 1)];
+        assert_eq!(counts.collect::<Vec<_>>(), runs);
     }
 }

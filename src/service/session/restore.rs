@@ -1,8 +1,8 @@
 //! A worker's leases: from the grant of a hit to their end.
 //!
 //! # What
-//! The worker asks for piece after piece. A piece is filled as soon as its object is in RAM;
-//! objects whose tokens the device has are not touched.
+//! The worker asks for runs of pieces. A piece is filled as soon as its object is in RAM, whatever
+//! becomes of its run; objects whose tokens the device has are not touched.
 //!
 //! # Cancellation
 //! A lease ends by the worker's release, by a deadline, by an epoch, by the loss of an object, or
@@ -13,10 +13,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::copies::{Copy, What};
-use super::{Ended, Session};
+use super::{Ended, Session, stand_still};
 use crate::device::DeviceError;
-use crate::proto::channel::layout::{Outcome, Piece, RevokeReason, Status};
+use crate::proto::channel::layout::{Outcome, RevokeReason, Status};
 use crate::proto::channel::msg::{Fill, Filled, Release, Revoke};
+use crate::proto::channel::run::{Run, places};
 use crate::service::api::Event as Announcement;
 use crate::service::hold::Point;
 use crate::service::lease::Lease;
@@ -42,12 +43,20 @@ pub(super) struct Restore {
     pub(super) objects: HashMap<ObjectId, Slot>,
     /// The state first, then KV pieces in the order told.
     pub(super) parts: Vec<Part>,
-    /// Fills whose object is not in RAM.
-    pub(super) waiting: Vec<Fill>,
+    /// Pieces that were asked for and whose object is not in RAM.
+    pub(super) waiting: Vec<Asked>,
     /// Copies under way.
     pub(super) copying: usize,
     /// When the worker last did something about it.
     pub(super) active: Duration,
+}
+
+/// One piece that the worker asked for.
+#[derive(Copy, Clone, Debug)]
+pub(super) struct Asked {
+    /// The piece in the list of parts.
+    part: usize,
+    ring_offset: u64,
 }
 
 #[derive(Debug)]
@@ -87,16 +96,16 @@ impl Session {
         };
         restore.objects.insert(object, slot);
         let mut ready = Vec::new();
-        restore.waiting.retain(|fill| {
-            let part = part_of(&restore.parts, fill.piece, fill.index);
+        restore.waiting.retain(|asked| {
+            let part = restore.parts.get(asked.part);
             let its = part.is_some_and(|part| part.object == object);
             if its {
-                ready.push(fill.clone());
+                ready.push(*asked);
             }
             !its
         });
-        for fill in ready {
-            self.fill(fill).await?;
+        for asked in ready {
+            self.fill_one(id, asked).await?;
         }
         let Some(restore) = self.restores.get(&id) else {
             return Ok(());
@@ -118,12 +127,13 @@ impl Session {
         Ok(())
     }
 
-    /// One piece into the ring, please.
+    /// A run of pieces into the ring, please.
     pub(super) async fn fill(&mut self, fill: Fill) -> Ended {
         let Fill {
             lease: id,
             piece,
             index,
+            count,
             ring_offset,
             bytes,
         } = fill;
@@ -133,35 +143,59 @@ impl Session {
             lease: id,
             piece,
             index,
+            count,
             status,
         };
         let Some(restore) = self.restores.get_mut(&id) else {
             return self.say(answer(Status::Cancelled));
         };
         restore.active = now;
-        let fits = ring_offset
-            .checked_add(bytes)
-            .is_some_and(|end| end <= ring);
-        let part = part_of(&restore.parts, piece, index).filter(|part| part.bytes == bytes && fits);
-        let Some(part) = part else {
+        let run = Run {
+            piece,
+            index,
+            count,
+        };
+        let Some(run) = restore.place(run, (ring_offset, bytes), ring) else {
             return self.say(answer(Status::BadRequest));
         };
-        let segment = match restore.objects.get(&part.object) {
+        for asked in run {
+            self.fill_one(id, asked).await?;
+        }
+        Ok(())
+    }
+
+    /// One piece into the ring, now or when its object is in RAM.
+    async fn fill_one(&mut self, id: u64, asked: Asked) -> Ended {
+        let Asked { part, ring_offset } = asked;
+        let answer = |status| filled(id, part, status);
+        let Some(restore) = self.restores.get_mut(&id) else {
+            return self.say(answer(Status::Cancelled));
+        };
+        let Some(Part {
+            object,
+            piece,
+            bytes,
+            ..
+        }) = restore.parts.get(part)
+        else {
+            return self.say(answer(Status::BadRequest));
+        };
+        let segment = match restore.objects.get(object) {
             Some(Slot::There(object)) => {
                 let pieces = object.shards.get(self.worker.shard.rank as usize);
-                pieces.and_then(|pieces| pieces.get(part.piece)).cloned()
+                pieces.and_then(|pieces| pieces.get(*piece)).cloned()
             }
             Some(Slot::Failed(status)) => {
                 let status = *status;
                 return self.say(answer(status));
             }
             Some(Slot::Coming) if restore.waiting.len() < MAX_WAITING => {
-                restore.waiting.push(fill);
+                restore.waiting.push(asked);
                 return Ok(());
             }
             Some(Slot::Coming) | None => None,
         };
-        let Some(segment) = segment.filter(|segment| segment.len() == bytes) else {
+        let Some(segment) = segment.filter(|segment| segment.len() == *bytes) else {
             return self.say(answer(Status::Failed));
         };
         restore.copying += 1;
@@ -169,13 +203,8 @@ impl Session {
             self.turn(id, RestoreState::Filling);
             self.hold_restore(id).await;
         }
-        let what = What::Fill {
-            lease: id,
-            piece,
-            index,
-        };
         if !self.copies.start(Copy {
-            what,
+            what: What::Fill { lease: id, part },
             ring_offset,
             segment,
         }) {
@@ -190,7 +219,7 @@ impl Session {
     /// A piece is in the ring, or is not.
     pub(super) async fn filled(
         &mut self,
-        (id, piece, index): (u64, Piece, u32),
+        (id, part): (u64, usize),
         bytes: u64,
         result: Result<(), DeviceError>,
     ) -> Ended {
@@ -212,7 +241,7 @@ impl Session {
             restore.active = self.service.clock.monotonic();
             idle = restore.copying == 0 && restore.state == RestoreState::Filling;
             let before = restore.is_whole();
-            if let Some(part) = part_of_mut(&mut restore.parts, piece, index)
+            if let Some(part) = restore.parts.get_mut(part)
                 && status == Status::Ok
             {
                 part.filled = true;
@@ -230,12 +259,7 @@ impl Session {
                     .inc_by(u64::from(tokens));
             }
         }
-        self.say(Filled {
-            lease: id,
-            piece,
-            index,
-            status,
-        })?;
+        self.say(filled(id, part, status))?;
         if idle {
             self.turn(id, RestoreState::Filled);
             self.hold_restore(id).await;
@@ -284,19 +308,8 @@ impl Session {
         restore.state = self.go(restore.state, RestoreState::Released);
         self.hold(Point::Restore(&restore.state)).await;
         self.service.release(restore.held);
-        for Fill {
-            lease,
-            piece,
-            index,
-            ..
-        } in restore.waiting
-        {
-            self.say(Filled {
-                lease,
-                piece,
-                index,
-                status: Status::Cancelled,
-            })?;
+        for Asked { part, .. } in restore.waiting {
+            self.say(filled(id, part, Status::Cancelled))?;
         }
         Ok(())
     }
@@ -346,14 +359,17 @@ impl Session {
     }
 
     pub(super) async fn hold_restore(&mut self, id: u64) {
-        let Some(restore) = self.restores.get(&id) else {
-            return;
-        };
-        let point = Point::Restore(&restore.state);
-        self.service
-            .hold
-            .pause(point, || self.end.link.beat())
-            .await;
+        let Self {
+            service,
+            end,
+            outbox,
+            restores,
+            ..
+        } = self;
+        if let Some(restore) = restores.get(&id) {
+            let point = Point::Restore(&restore.state);
+            stand_still(service, end, outbox, point).await;
+        }
     }
 
     pub(super) fn turn(&mut self, id: u64, to: RestoreState) {
@@ -378,19 +394,30 @@ impl Restore {
     fn is_whole(&self) -> bool {
         self.parts.iter().all(|part| part.filled)
     }
-}
 
-fn index_of(piece: Piece, index: u32) -> Option<usize> {
-    match piece {
-        Piece::State => (index == 0).then_some(0),
-        Piece::Kv => usize::try_from(index).ok()?.checked_add(1),
+    /// The pieces of a run, and where each is to be in a ring of `ring` bytes. `None`: not so.
+    fn place(&self, run: Run, (at, bytes): (u64, u64), ring: u64) -> Option<Vec<Asked>> {
+        let parts = run.of_list(self.parts.len())?;
+        let sizes = self.parts.get(parts.clone())?.iter().map(|part| part.bytes);
+        let (starts, span) = places(at, sizes)?;
+        let fits = span == bytes && at.checked_add(span).is_some_and(|end| end <= ring);
+        let asked = |(part, ring_offset)| Asked { part, ring_offset };
+        fits.then(|| parts.zip(starts).map(asked).collect())
     }
 }
 
-fn part_of(parts: &[Part], piece: Piece, index: u32) -> Option<&Part> {
-    parts.get(index_of(piece, index)?)
-}
-
-fn part_of_mut(parts: &mut [Part], piece: Piece, index: u32) -> Option<&mut Part> {
-    parts.get_mut(index_of(piece, index)?)
+/// How one piece ended.
+fn filled(lease: u64, part: usize, status: Status) -> Filled {
+    let Run {
+        piece,
+        index,
+        count,
+    } = Run::of_part(part);
+    Filled {
+        lease,
+        piece,
+        index,
+        count,
+        status,
+    }
 }

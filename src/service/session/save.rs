@@ -26,8 +26,9 @@ use super::copies::{Copy, What};
 use super::{Ended, Session};
 use crate::device::DeviceError;
 use crate::index::TreeKey;
-use crate::proto::channel::layout::{CloseReason, DeclineReason, Piece, Status};
+use crate::proto::channel::layout::{CloseReason, DeclineReason, Status};
 use crate::proto::channel::msg::{Drain, Drained, SaveAbort, Saved};
+use crate::proto::channel::run::{Run, places};
 use crate::service::commit::{Block, Commit, ShardBlocks};
 use crate::service::core::Model;
 use crate::service::hold::Point;
@@ -100,93 +101,117 @@ impl Save {
         Some(ShardBlocks { state, kv })
     }
 
-    /// The index of a piece in `parts`.
-    fn part_of(&self, piece: Piece, index: u32) -> Option<usize> {
-        let at = match piece {
-            Piece::State if index == 0 => 0,
-            Piece::State => return None,
-            Piece::Kv => usize::try_from(index).ok()?.checked_add(1)?,
-        };
-        (at < self.parts.len()).then_some(at)
+    /// Takes over the pieces of a run, which are still the worker's: the index of each in `parts`,
+    /// where it lies in a ring of `ring` bytes, and where it goes. `None`: not so, and nothing is
+    /// taken over.
+    fn take_over(&mut self, run: Run, (at, bytes): (u64, u64), ring: u64) -> Option<Vec<Taken>> {
+        let range = run.of_list(self.parts.len())?;
+        let parts = self.parts.get_mut(range.clone())?;
+        let (starts, span) = places(at, parts.iter().map(|part| part.bytes))?;
+        let fits = span == bytes && at.checked_add(span).is_some_and(|end| end <= ring);
+        if !fits || parts.iter().any(|part| part.at != PartAt::Worker) {
+            return None;
+        }
+        let taken = range.zip(starts).zip(parts.iter());
+        let taken = taken.map(|((part, ring_offset), Part { segment, .. })| {
+            Some(Taken {
+                part,
+                ring_offset,
+                segment: Arc::clone(segment.as_ref()?),
+            })
+        });
+        let taken = taken.collect::<Option<Vec<Taken>>>()?;
+        parts.iter_mut().for_each(|part| part.at = PartAt::Copying);
+        Some(taken)
     }
 }
 
-fn name_of(part: usize) -> (Piece, u32) {
-    match part.checked_sub(1) {
-        None => (Piece::State, 0),
-        Some(index) => (Piece::Kv, u32::try_from(index).unwrap_or(u32::MAX)),
+/// One piece that lies in the ring.
+struct Taken {
+    part: usize,
+    ring_offset: u64,
+    segment: Arc<Segment>,
+}
+
+/// How one piece ended.
+fn drained(save: u64, part: usize, status: Status) -> Drained {
+    let Run {
+        piece,
+        index,
+        count,
+    } = Run::of_part(part);
+    Drained {
+        save,
+        piece,
+        index,
+        count,
+        status,
     }
 }
 
 impl Session {
-    /// A piece lies in the ring.
+    /// A run of pieces lies in the ring.
     pub(super) async fn drain(&mut self, drain: Drain) -> Ended {
         let Drain {
             save: id,
             piece,
             index,
+            count,
             ring_offset,
             bytes,
         } = drain;
         let now = self.service.clock.monotonic();
         let ring = self.copies.ring_len();
+        let answer = |status| Drained {
+            save: id,
+            piece,
+            index,
+            count,
+            status,
+        };
         let Some(save) = self.saves.get_mut(&id) else {
-            return self.say(Drained {
-                save: id,
-                piece,
-                index,
-                status: Status::Cancelled,
-            });
+            return self.say(answer(Status::Cancelled));
         };
         save.active = now;
-        let fits = ring_offset
-            .checked_add(bytes)
-            .is_some_and(|end| end <= ring);
-        let at = save.part_of(piece, index).filter(|_| fits);
         let serial = save.serial;
-        let part = at.and_then(|at| save.parts.get_mut(at).map(|part| (at, part)));
-        let part = part.filter(|(_, part)| part.at == PartAt::Worker && part.bytes == bytes);
-        let Some((
-            at,
-            Part {
-                segment: Some(segment),
-                at: place,
-                ..
-            },
-        )) = part
-        else {
-            self.say(Drained {
-                save: id,
-                piece,
-                index,
-                status: Status::BadRequest,
-            })?;
+        let run = Run {
+            piece,
+            index,
+            count,
+        };
+        let Some(run) = save.take_over(run, (ring_offset, bytes), ring) else {
+            self.say(answer(Status::BadRequest))?;
             return self
                 .drop_save(id, Status::BadRequest, DeclineReason::BadRequest)
                 .await;
         };
-        *place = PartAt::Copying;
-        let segment = Arc::clone(segment);
         if save.state == SaveState::Wanted {
             self.advance(id, SaveState::Draining);
             self.hold(Point::Save(&SaveState::Draining)).await;
         }
-        let what = What::Drain {
-            serial,
-            save: id,
-            part: at,
-        };
-        if !self.copies.start(Copy {
-            what,
+        let mut full = false;
+        for Taken {
+            part,
             ring_offset,
             segment,
-        }) {
-            self.say(Drained {
+        } in run
+        {
+            let what = What::Drain {
+                serial,
                 save: id,
-                piece,
-                index,
-                status: Status::NoRoom,
-            })?;
+                part,
+            };
+            full = full
+                || !self.copies.start(Copy {
+                    what,
+                    ring_offset,
+                    segment,
+                });
+            if full {
+                self.say(drained(id, part, Status::NoRoom))?;
+            }
+        }
+        if full {
             return self
                 .drop_save(id, Status::NoRoom, DeclineReason::NoRoom)
                 .await;
@@ -200,16 +225,10 @@ impl Session {
         (serial, id, part): (u64, u64, usize),
         result: Result<(), DeviceError>,
     ) -> Ended {
-        let (piece, index) = name_of(part);
         let now = self.service.clock.monotonic();
         let save = self.saves.get_mut(&id).filter(|save| save.serial == serial);
         let Some(save) = save else {
-            return self.say(Drained {
-                save: id,
-                piece,
-                index,
-                status: Status::Cancelled,
-            });
+            return self.say(drained(id, part, Status::Cancelled));
         };
         save.active = now;
         if self.has_left() {
@@ -218,12 +237,7 @@ impl Session {
         if let Err(error) = result {
             tracing::warn!(%error, save = id, "A piece could not be copied out of the ring");
             self.service.metrics.error("copy");
-            self.say(Drained {
-                save: id,
-                piece,
-                index,
-                status: Status::Failed,
-            })?;
+            self.say(drained(id, part, Status::Failed))?;
             return self
                 .drop_save(id, Status::Failed, DeclineReason::BadRequest)
                 .await;
@@ -236,12 +250,7 @@ impl Session {
             save.missing -= 1;
             whole = save.missing == 0;
         }
-        self.say(Drained {
-            save: id,
-            piece,
-            index,
-            status: Status::Ok,
-        })?;
+        self.say(drained(id, part, Status::Ok))?;
         if whole { self.whole(id).await } else { Ok(()) }
     }
 

@@ -1,6 +1,7 @@
 //! A worker for tests.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use crate::device::shm::SharedMap;
 use crate::proto::channel::WorkerEnd;
 use crate::proto::channel::layout::{self, Finish, Outcome, Piece, RequestFlags, Status};
 use crate::proto::channel::msg::*;
+use crate::proto::channel::run::places;
 use crate::proto::handshake::self_test_byte;
 use crate::types::{SessionId, SnapshotId, TokenId, TokenRange};
 
@@ -239,6 +241,7 @@ impl Fake {
             save,
             piece,
             index,
+            count: 1,
             ring_offset,
             bytes,
         });
@@ -352,6 +355,7 @@ impl Fake {
             lease,
             piece,
             index,
+            count: 1,
             ring_offset,
             bytes,
         });
@@ -392,6 +396,90 @@ impl Fake {
         let got = self.fill(hit.lease, Piece::State, 0, STATE).await?;
         assert!(got == state_bytes(self.seed, tokens), "foreign state");
         Ok(())
+    }
+
+    /// Where pieces of a run lie from the start of the ring on, and the bytes of all.
+    fn run(parts: &[TokenRange], run: &Range<usize>) -> (Vec<u64>, u64) {
+        let sizes = parts[run.clone()].iter();
+        places(0, sizes.map(|part| u64::from(part.len()) * ROW)).unwrap()
+    }
+
+    /// Gathers a run of KV and waits until all of it is drained.
+    pub async fn drain_run(
+        &mut self,
+        save: u64,
+        tokens: &[TokenId],
+        parts: &[TokenRange],
+        run: Range<usize>,
+    ) {
+        let (starts, bytes) = Self::run(parts, &run);
+        for (part, at) in parts[run.clone()].iter().zip(starts) {
+            let kv = kv_bytes(self.seed, tokens, *part);
+            self.ring.write(at, &kv).unwrap();
+        }
+        let (index, count) = (run.start as u32, run.len() as u32);
+        self.say(Drain {
+            save,
+            piece: Piece::Kv,
+            index,
+            count,
+            ring_offset: 0,
+            bytes,
+        });
+        let mut left: Vec<u32> = (index..index + count).collect();
+        while !left.is_empty() {
+            let done = self
+                .hear(|message| match message {
+                    Down::Drained(it) if it.save == save => Some(it.clone()),
+                    _ => None,
+                })
+                .await;
+            assert_eq!((done.piece, done.status), (Piece::Kv, Status::Ok));
+            for index in done.index..done.index + done.count {
+                let at = left.iter().position(|left| *left == index);
+                left.remove(at.expect("each piece is answered once"));
+            }
+        }
+    }
+
+    /// Fills a run of KV and compares each byte.
+    pub async fn fill_run(
+        &mut self,
+        lease: u64,
+        tokens: &[TokenId],
+        parts: &[TokenRange],
+        run: Range<usize>,
+    ) {
+        let (starts, bytes) = Self::run(parts, &run);
+        self.ring.fill(0, bytes, 0xee).unwrap();
+        let (index, count) = (run.start as u32, run.len() as u32);
+        self.say(Fill {
+            lease,
+            piece: Piece::Kv,
+            index,
+            count,
+            ring_offset: 0,
+            bytes,
+        });
+        let mut left: Vec<u32> = (index..index + count).collect();
+        while !left.is_empty() {
+            let done = self
+                .hear(|message| match message {
+                    Down::Filled(it) if it.lease == lease => Some(it.clone()),
+                    _ => None,
+                })
+                .await;
+            assert_eq!((done.piece, done.status), (Piece::Kv, Status::Ok));
+            for index in done.index..done.index + done.count {
+                let at = left.iter().position(|left| *left == index);
+                left.remove(at.expect("each piece is answered once"));
+            }
+        }
+        for (part, at) in parts[run].iter().zip(starts) {
+            let mut got = vec![0; part.len() as usize * ROW as usize];
+            self.ring.read(at, &mut got).unwrap();
+            assert!(got == kv_bytes(self.seed, tokens, *part), "foreign KV");
+        }
     }
 
     pub fn give_back(&mut self, lease: u64) {

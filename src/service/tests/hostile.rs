@@ -88,16 +88,30 @@ async fn drains_that_do_not_fit_end_their_save() {
     let world = World::lazy().await;
     let mut fake = Fake::attach(&world).await;
     let tokens = prompt(1, 3000);
-    let cases: [(Piece, u32, u64, u64); 7] = [
-        (Piece::State, 1, 0, STATE),
-        (Piece::State, 0, 0, STATE + 1),
-        (Piece::State, 0, RING - STATE + 1, STATE),
-        (Piece::State, 0, u64::MAX, STATE),
-        (Piece::Kv, 9, 0, 1024 * ROW),
-        (Piece::Kv, u32::MAX, 0, 1024 * ROW),
-        (Piece::Kv, 0, 0, 0),
+    let (state, kv) = (Piece::State, Piece::Kv);
+    let all = 3000 * ROW;
+    let cases: [(Piece, u32, u32, u64, u64); 18] = [
+        (state, 1, 1, 0, STATE),
+        (state, 0, 1, 0, STATE + 1),
+        (state, 0, 1, RING - STATE + 1, STATE),
+        (state, 0, 1, u64::MAX, STATE),
+        (kv, 9, 1, 0, 1024 * ROW),
+        (kv, u32::MAX, 1, 0, 1024 * ROW),
+        (kv, 0, 1, 0, 0),
+        // Runs of none, of more than there is, beyond all numbers, and beyond the ring.
+        (state, 0, 0, 0, 0),
+        (state, 0, 2, 0, STATE),
+        (kv, 0, 0, 0, 0),
+        (kv, 0, 4, 0, all),
+        (kv, 1, 3, 0, all),
+        (kv, 0, u32::MAX, 0, u64::MAX),
+        (kv, u32::MAX, u32::MAX, 0, all),
+        (kv, 0, 3, 0, all - 1),
+        (kv, 0, 3, 0, all + 1),
+        (kv, 0, 3, RING - all + 1, all),
+        (kv, 0, 3, u64::MAX - 4096, all),
     ];
-    for (piece, index, ring_offset, bytes) in cases {
+    for (piece, index, count, ring_offset, bytes) in cases {
         let req = fake.open("c", &tokens);
         let save = fake.offer(req, 3000);
         fake.answer(save).await.unwrap();
@@ -105,12 +119,16 @@ async fn drains_that_do_not_fit_end_their_save() {
             save,
             piece,
             index,
+            count,
             ring_offset,
             bytes,
         });
         let status = fake
             .hear(|message| match message {
-                Down::Drained(it) if it.save == save => Some(it.status),
+                Down::Drained(it) if it.save == save => {
+                    assert_eq!((it.index, it.count), (index, count));
+                    Some(it.status)
+                }
                 _ => None,
             })
             .await;

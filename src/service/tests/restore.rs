@@ -109,18 +109,34 @@ async fn fills_are_checked_and_answered() {
         fake.fill(hit.lease, Piece::Kv, 0, 1024 * ROW - 1).await,
         bad
     );
-    for ring_offset in [RING, RING - STATE + 1, u64::MAX] {
-        let lease = hit.lease;
+    let all = 1280 * ROW;
+    for (piece, index, count, ring_offset, bytes) in [
+        (Piece::State, 0, 1, RING, STATE),
+        (Piece::State, 0, 1, RING - STATE + 1, STATE),
+        (Piece::State, 0, 1, u64::MAX, STATE),
+        (Piece::State, 0, 0, 0, 0),
+        (Piece::State, 0, 2, 0, STATE),
+        (Piece::Kv, 0, 0, 0, 0),
+        (Piece::Kv, 0, 3, 0, all),
+        (Piece::Kv, 1, u32::MAX, 0, all),
+        (Piece::Kv, 0, 2, 0, all - 1),
+        (Piece::Kv, 0, 2, RING - all + 1, all),
+        (Piece::Kv, 0, 2, u64::MAX - 4096, all),
+    ] {
         fake.say(Fill {
-            lease,
-            piece: Piece::State,
-            index: 0,
+            lease: hit.lease,
+            piece,
+            index,
+            count,
             ring_offset,
-            bytes: STATE,
+            bytes,
         });
         let status = fake
             .hear(|message| match message {
-                Down::Filled(it) if it.piece == Piece::State => Some(it.status),
+                Down::Filled(it) => {
+                    assert_eq!((it.index, it.count), (index, count));
+                    Some(it.status)
+                }
                 _ => None,
             })
             .await;
@@ -330,4 +346,30 @@ async fn a_flipped_byte_is_never_restored() {
     fake.turn("bad", &bad, 2560).await;
     assert_eq!(fake.restore(&bad).await.unwrap().boundary, 2560);
     world.check();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pieces_move_in_runs_of_any_length() {
+    let world = World::lazy().await;
+    let mut fake = Fake::attach(&world).await;
+    let tokens = prompt(1, 4000);
+    // Four pieces, the last one shorter.
+    let req = fake.open("c", &tokens);
+    let save = fake.offer(req, 3900);
+    let parts = fake.answer(save).await.unwrap();
+    assert_eq!(parts.len(), 4);
+    for run in [0..3, 3..4] {
+        fake.drain_run(save, &tokens, &parts, run).await;
+    }
+    let state = state_bytes(0, &tokens[..3900]);
+    assert_eq!(fake.drain(save, Piece::State, 0, &state).await, Status::Ok);
+    fake.saved(save).await.unwrap();
+    for runs in [vec![0..4], vec![0..1, 1..4], vec![2..4, 0..2]] {
+        let req = fake.open("c", &tokens);
+        let hit = fake.lookup(req, 4000, (0, 0)).await;
+        for run in runs {
+            fake.fill_run(hit.lease, &tokens, &parts, run).await;
+        }
+        fake.give_back(hit.lease);
+    }
 }

@@ -50,6 +50,7 @@ impl Worker {
             lease,
             piece,
             index,
+            count: 1,
             ring_offset,
             bytes,
         });

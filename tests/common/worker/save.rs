@@ -58,6 +58,7 @@ impl Worker {
             save,
             piece,
             index,
+            count: 1,
             ring_offset,
             bytes,
         });

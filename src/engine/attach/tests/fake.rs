@@ -177,9 +177,11 @@ impl Fake {
             save,
             piece,
             index,
+            count,
             ring_offset,
             bytes,
         } = *drain;
+        assert_eq!(count, 1, "the engine moves piece by piece");
         let mut copy = vec![0; bytes as usize];
         self.ring.read(ring_offset, &mut copy).unwrap();
         let (missing, snapshot) = self.store.saves.get_mut(&save).unwrap();
@@ -193,6 +195,7 @@ impl Fake {
             save,
             piece,
             index,
+            count,
             status: Status::Ok,
         });
         if whole {
@@ -265,9 +268,11 @@ impl Fake {
             lease,
             piece,
             index,
+            count,
             ring_offset,
             bytes,
         } = *fill;
+        assert_eq!(count, 1, "the engine moves piece by piece");
         let leased = &self.store.leases[&lease];
         let piece_bytes = match piece {
             Piece::State => &leased.state,
@@ -279,6 +284,7 @@ impl Fake {
             lease,
             piece,
             index,
+            count,
             status: Status::Ok,
         });
     }

@@ -83,7 +83,25 @@ fn answers_to_nothing_are_counted_and_change_nothing() {
     let (mut rig, tokens) = saved();
     let nothing = Status::Ok;
     let (lease, save, req) = (99, 99, 99);
-    let answers: [Down; 7] = [
+    let filled = |index, count| {
+        Down::from(Filled {
+            lease,
+            piece: Piece::Kv,
+            index,
+            count,
+            status: nothing,
+        })
+    };
+    let drained = |index, count| {
+        Down::from(Drained {
+            save,
+            piece: Piece::State,
+            index,
+            count,
+            status: nothing,
+        })
+    };
+    let answers: [Down; 13] = [
         Want {
             save,
             need_state: true,
@@ -95,26 +113,21 @@ fn answers_to_nothing_are_counted_and_change_nothing() {
             reason: crate::proto::channel::layout::DeclineReason::NoRoom,
         }
         .into(),
-        Drained {
-            save,
-            piece: Piece::State,
-            index: 0,
-            status: nothing,
-        }
-        .into(),
+        drained(0, 1),
+        // Runs of nothing, and of more than there can be.
+        drained(0, 0),
+        drained(0, u32::MAX),
+        drained(u32::MAX, u32::MAX),
         Saved {
             save,
             status: nothing,
             snapshot: [1; 16],
         }
         .into(),
-        Filled {
-            lease,
-            piece: Piece::Kv,
-            index: 3,
-            status: nothing,
-        }
-        .into(),
+        filled(3, 1),
+        filled(3, 0),
+        filled(3, u32::MAX - 3),
+        filled(u32::MAX, 2),
         Revoke {
             lease,
             reason: RevokeReason::Lost,
@@ -137,7 +150,7 @@ fn answers_to_nothing_are_counted_and_change_nothing() {
         rig.fake().say(answer);
     }
     rig.tick();
-    assert_eq!(rig.count("late") + rig.count("garbled"), 7);
+    assert_eq!(rig.count("late") + rig.count("garbled"), 13);
     // A lease that nobody waits for is given back.
     let released = |message: &Up| matches!(message, Up::Release(release) if release.lease == 99);
     assert!(rig.fake().heard.iter().any(released));

@@ -3,7 +3,7 @@
 use super::rig::{LIMITS, Reply, Rig, SHAPE, Shape, cold, prompt};
 use crate::engine::attach::RestoreState;
 use crate::proto::channel::layout::{Outcome, Piece, Status};
-use crate::proto::channel::msg::{Filled, Up};
+use crate::proto::channel::msg::{Down, Filled, Up};
 
 fn saved() -> (Rig, Vec<u32>) {
     let mut rig = Rig::new(SHAPE);
@@ -167,6 +167,7 @@ fn a_piece_that_does_not_come_is_a_miss() {
         lease: lease.unwrap(),
         piece,
         index,
+        count: 1,
         status,
     };
     rig.fake().say(filled(Piece::State, 0, Status::Ok));
@@ -272,5 +273,28 @@ fn two_requests_for_one_prefix_restore_it_once() {
     let mut outcomes = outcomes(&mut rig);
     outcomes.sort_by_key(|outcome| outcome.as_u32());
     assert_eq!(outcomes, [Outcome::Used, Outcome::DeviceAsDeep]);
+    rig.settle();
+}
+
+#[test]
+fn one_answer_about_several_pieces_is_as_good_as_several() {
+    let mut rig = Rig::new(SHAPE);
+    let tokens = prompt(7, 2100);
+    rig.ask_and_save(&tokens, 4);
+    rig.settle();
+    let reply = bring(&mut rig, &tokens, &RestoreState::Filling);
+    let kv = |message: &Down| match message {
+        Down::Filled(filled) if filled.piece == Piece::Kv => Some(filled.clone()),
+        _ => None,
+    };
+    let answers: Vec<Filled> = rig.fake().withheld.iter().filter_map(kv).collect();
+    let count = answers.len() as u32;
+    assert!(count > 1, "{answers:?}");
+    rig.fake().withheld.retain(|message| kv(message).is_none());
+    rig.fake().unmute();
+    let first = answers[0].clone();
+    rig.fake().say(Filled { count, ..first });
+    let answer = rig.wait(reply);
+    assert!(answer.cached_tokens >= 2048);
     rig.settle();
 }

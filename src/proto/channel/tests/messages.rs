@@ -78,6 +78,7 @@ fn a_value_outside_its_enum_its_flags_or_a_bool_is_refused() {
         lease: 1,
         piece: layout::Piece::Kv,
         index: 0,
+        count: 1,
         ring_offset: 0,
         bytes: 0,
     }));
