@@ -5,8 +5,8 @@ nothing else. Taking memory, exporting it and the self-test happen on the link t
 ring's own, and never in the way of what SGLang captures or computes.
 
 Copies run on a side stream. A copy waits for all that SGLang queued so far, by events on the device; with
-`before_next` SGLang's streams wait for the copy likewise. The scheduler thread waits for nothing: it asks
-whether events are over.
+`before_next` SGLang's streams wait for the copy likewise, and so they do for what was queued of a copy that
+raised. The scheduler thread waits for nothing: it asks whether events are over.
 """
 
 from __future__ import annotations
@@ -207,17 +207,22 @@ class CudaCopier:
         for stream, before in zip(streams, self._before):
             before.record(stream)
             side.wait_event(before)
+        # The driver makes an event when it is first recorded: nothing is left to be made once something is queued.
+        event = cuda.Event()
+        event.record(side)
+        whole = False
         # What the context manager does, without looking up again what is known.
         cuda.set_stream(side)
         try:
             copy()
+            whole = True
         finally:
             cuda.set_stream(current)
-        event = cuda.Event()
-        event.record(side)
-        if before_next:
-            for stream in streams:
-                stream.wait_event(event)
+            event.record(side)
+            # A copy that raised halfway may still write to what its owner now gives back.
+            if before_next or not whole:
+                for stream in streams:
+                    stream.wait_event(event)
         return _Event(event)
 
     def fence(self) -> Callable[[], bool]:
