@@ -1,5 +1,6 @@
 """Copies and rings on a GPU, with a recording stand-in for the driver and for torch: what happens when they say no."""
 
+import contextlib
 import importlib
 import sys
 import types
@@ -135,3 +136,82 @@ def test_pieces_go_one_by_one_where_no_table_is_free(fused, monkeypatch):
     mover._tables[0].event.query = lambda: True
     mover._launch(sides, 1, rows, pieces, False)
     assert [one for _, one in fused._move.made] == [True] * 3 + [False]
+
+
+class Driver:
+    """A driver that counts what it gave, and refuses one call."""
+
+    refuses, code = "", 2
+    memory, streams = 0, 0
+
+    def __init__(self, ordinal):
+        pass
+
+    def _may(self, call):
+        from engram_sglang.cuda import CudaFailed
+
+        if Driver.refuses == call:
+            raise CudaFailed(f"{call}: no", Driver.code)
+
+    def entered(self):
+        return contextlib.nullcontext()
+
+    def stream(self):
+        self._may("stream")
+        Driver.streams += 1
+        return "stream"
+
+    def end_stream(self, stream):
+        Driver.streams -= 1
+
+    def allocate(self, size):
+        self._may("allocate")
+        Driver.memory += 1
+        return 1 << 32
+
+    def free(self, address):
+        Driver.memory -= 1
+
+    def export(self, address):
+        self._may("export")
+        return bytes(64), 0
+
+    def uuid(self):
+        return bytes(16)
+
+
+@pytest.fixture
+def driver(gpu, monkeypatch):
+    from engram_sglang import cuda
+
+    monkeypatch.setattr(cuda, "Driver", Driver)
+    for name, value in {"refuses": "", "code": 2, "memory": 0, "streams": 0}.items():
+        monkeypatch.setattr(Driver, name, value)
+    return Driver
+
+
+@pytest.mark.parametrize("call", ["stream", "allocate", "export"])
+def test_a_ring_that_cannot_be_made_leaves_nothing(driver, call):
+    from engram_sglang.cuda import CudaFailed, CudaRing
+    from engram_sglang.ring import NoRing
+
+    driver.refuses = call
+    for _ in range(3):
+        with pytest.raises((CudaFailed, NoRing)):
+            CudaRing(1, types.SimpleNamespace(index=0))
+    assert (driver.memory, driver.streams) == (0, 0)
+    driver.refuses = ""
+    ring = CudaRing(1, types.SimpleNamespace(index=0))
+    assert (driver.memory, driver.streams) == (1, 1)
+    ring.close()
+    ring.close()
+    assert (driver.memory, driver.streams) == (0, 0)
+
+
+def test_a_full_gpu_says_what_is_missing(driver):
+    from engram_sglang.cuda import CudaRing
+    from engram_sglang.ring import NoRing
+
+    driver.refuses = "allocate"
+    with pytest.raises(NoRing, match=r"no 512 MiB left .* --mem-fraction-static"):
+        CudaRing(512 << 20, types.SimpleNamespace(index=0))
