@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from . import _channel_layout as layout
@@ -60,8 +60,18 @@ def self_test_pattern() -> bytes:
     return bytes((i * 31 + 7) % 256 for i in range(256)) * (layout.HANDSHAKE_SELF_TEST_BYTES // 256)
 
 
-def connect(path: str, session: bytes, secret: bytes, ring: int | None, timeout: float) -> Passed:
+def connect(
+    path: str,
+    session: bytes,
+    secret: bytes,
+    ring: int | None,
+    timeout: float,
+    doubtful: Callable[[socket.socket], None] = socket.socket.close,
+) -> Passed:
     """The worker's side, within `timeout` seconds in all. `ring` stays the caller's.
+
+    `doubtful` gets the connection where the daemon may have taken the ring, or may still do so, without having
+    answered: what becomes of it shows in the connection's end.
 
     Raises Refused, BadHandshake, or OSError (of which TimeoutError is one).
     """
@@ -93,9 +103,13 @@ def connect(path: str, session: bytes, secret: bytes, ring: int | None, timeout:
             arena[0] if arena else None,
             answer.arena_bytes,
         )
-    except BaseException:
+    except Refused:
         _close(received)
         connection.close()
+        raise
+    except BaseException:
+        _close(received)
+        doubtful(connection)
         raise
 
 
