@@ -374,13 +374,17 @@ def fault(r: Rank) -> None:
 
     if r.rank == 1:
         r.patch.setattr(talk.Talk, "_hear", broken)
+    sessions = []
     for key in range(3):
         r.until(lambda: r.shim.joined or r.shim.off, "both attached")
+        sessions.append(r.shim.session)
         request = r.w.request(words(r.seed + key, 300), new=4, rid=f"f{key}")
         r.run(request)
         r.settle()
         assert r.shim.counts["save_ok"] == 0
     r.until(lambda: r.shim.off, "both off")
+    assert all(session.left.is_set() for session in sessions if session is not None)
+    r.until(lambda: r.shim.link.state == "closed", "no more tries")
     request = r.w.request(words(r.seed, 700), new=4, rid="last")
     r.run(request)
 

@@ -30,7 +30,7 @@ import zlib
 from typing import Any
 
 from . import offers
-from ._channel_layout import AbortReason, Outcome
+from ._channel_layout import AbortReason, CloseReason, Outcome
 from .ranks import Alone, Ranks
 from .restore import Place, Restore, RestoreState
 from .restores import Restores
@@ -133,6 +133,7 @@ class Lockstep(Restores):
         # One rank may have lost count.
         self._save_numbers = max(self._save_numbers, -numbers)
         if not going:
+            self._leave(CloseReason.FAILED)
             self._end_all("off")
             self.link.stop()
             self.off = True

@@ -23,7 +23,7 @@ now, and tells the daemon afterwards. An answer to something that ended finds no
 
 # Errors
 No exception leaves a hook. What is unexpected ends the session and all machines, so that nothing half done
-stays; after three, the shim is off for good and the server goes on as if it were not there.
+stays; after three within an hour, the shim is off for good and the server goes on as if it were not there.
 
 # Layers
 The modules know nothing of SGLang's classes: what they need of them is `seam.Tree`, which each adapter has.
@@ -52,6 +52,7 @@ from .seam import Ending, Names
 log = logging.getLogger(__name__)
 
 _FAULTS = 3
+_FAULTS_WITHIN_S = 3600.0
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,7 +89,7 @@ class Shim(Lockstep):
         self.off = False
         self.times = Times()
         self.generation = 0
-        self._faults = 0
+        self._faults: list[float] = []
         self.model: Any = None
         """What the weights' digest is taken of."""
 
@@ -291,26 +292,31 @@ class Shim(Lockstep):
         self.off = True
 
     def _fault(self, name: str) -> None:
-        self._faults += 1
+        now = self._clock()
+        self._faults = [at for at in self._faults if now - at < _FAULTS_WITHIN_S] + [now]
         self.counts["faults"] += 1
-        log.exception("engram: fault %d in %s; leaving the daemon", self._faults, name)
+        log.exception("engram: fault %d in %s; leaving the daemon", len(self._faults), name)
         try:
             self._leave(CloseReason.FAILED)
         except Exception:
             log.exception("engram: fault while leaving the daemon")
-            self.session = None
-            self._faults = _FAULTS
+            session, self.session = self.session, None
+            if session is not None:
+                session.left.set()
+            self._faults = [now] * _FAULTS
             # Their room in the ring went with the session.
             for save in self.saves.values():
                 save.failure = save.failure or "fault"
             for restore in self.restores:
                 restore.failed = restore.failed or Outcome.SESSION_END
-        if self._faults < _FAULTS:
+        if len(self._faults) < _FAULTS:
             return
         self.gives_up = True
         if self.alone:
-            log.error("engram: off after %d faults; the server goes on without it", self._faults)
+            log.error("engram: off after %d faults; the server goes on without it", len(self._faults))
             self.off = True
+            # A session that nobody would take keeps the ring, and shows a worker that is none.
+            self.link.stop()
             try:
                 self._end_all("off")
             except Exception:
