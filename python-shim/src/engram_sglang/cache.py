@@ -120,6 +120,8 @@ class EngramCache(UnifiedRadixCache):
     # --- Saves ---
 
     def insert(self, params: Any) -> Any:
+        if self.shim is not None:
+            self.shim.used()
         result = super().insert(params)
         if self.shim is not None and self._engram_req is not None and params.mamba_value is not None:
             self._engram_inserted(params, result)

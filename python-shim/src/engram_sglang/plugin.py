@@ -6,6 +6,7 @@ changed, and gives SGLang's own cache and a message.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import logging
@@ -74,6 +75,8 @@ def load() -> None:
         HookRegistry.register(target, _weights_changing, HookType.BEFORE)
     for target in chosen.WEIGHT_HOOKS["changed"]:
         HookRegistry.register(target, _weights_changed, HookType.AFTER)
+    for target in chosen.WEIGHT_HOOKS["came"]:
+        HookRegistry.register(target, _weights_came, HookType.AFTER)
     for target, function, kind in getattr(chosen, "HOOKS", ()):
         HookRegistry.register(target, function, HookType[kind])
 
@@ -148,6 +151,7 @@ def arm(cache: Any, ctx: Any, pools: Pools, settings: Settings, copier: Any = No
     link.weights = Weights(1, joint([card[21:] for card in cards]))
     shim = Shim(settings, tree, pools, copier, link, ranks=ranks)
     shim.model = model
+    shim.name_weights = functools.partial(_named, shim, ranks)
     cache.shim = shim
     _caches[:] = [cache]
     link.start()
@@ -233,18 +237,27 @@ def _weights_changing(*args: Any, **kwargs: Any) -> None:
         shim.weights_change()
 
 
+def _weights_came(result: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
+    shim = _shim()
+    if shim is not None:
+        shim.weights_came()
+
+
 def _weights_changed(result: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
     shim = _shim()
-    if shim is None or getattr(manager, "_session", None) is not None:
+    if shim is None or shim.off or getattr(manager, "_session", None) is not None:
         return
+    known = shim.name_weights()
+    if known is not None:
+        shim.weights_changed(known)
+
+
+def _named(shim: Shim, ranks: Ranks) -> bytes | None:
+    """The digest of the weights of now; None: it is not known on one of the ranks."""
     digest = bytes(32)
     try:
         digest = digest_of(shim.model)
     except Exception:
         log.exception("engram: the new weights cannot be named; nothing is saved or restored until they are")
-    if shim.off:
-        return
     # Each rank gets here: the others wait.
-    known = joint(shim.ranks.gather(digest))
-    if known is not None:
-        shim.weights_changed(known)
+    return joint(ranks.gather(digest))
