@@ -175,16 +175,24 @@ class Link:
         self._spare: Any = None
         self._parked: list[Parked] = []
         self._stop = threading.Event()
+        self._begin = threading.Event()
         self._exits = threading.Event()
         self._thread: threading.Thread | None = None
 
     # --- By the scheduler thread ---
 
+    def prepare(self) -> None:
+        """Makes the thread, which may fail: it waits for `start`, or for `stop`."""
+        thread = threading.Thread(target=self._run, name="engram-link", daemon=True)
+        thread.start()
+        self._thread = thread
+        atexit.register(self._end)
+
     def start(self) -> None:
         """Starts trying."""
-        self._thread = threading.Thread(target=self._run, name="engram-link", daemon=True)
-        self._thread.start()
-        atexit.register(self._end)
+        if self._thread is None:
+            self.prepare()
+        self._begin.set()
 
     def take(self) -> Session | None:
         """A session that was not taken yet."""
@@ -194,10 +202,11 @@ class Link:
     def stop(self) -> None:
         """Ends it all; does not wait."""
         self._stop.set()
+        self._begin.set()
 
     def _end(self) -> None:
         """The interpreter goes away: no thread may be inside gRPC then."""
-        self._stop.set()
+        self.stop()
         self._exits.set()
         if self._thread is not None:
             self._thread.join(_LAST_CALL_S)
@@ -206,6 +215,7 @@ class Link:
 
     def _run(self) -> None:
         try:
+            self._begin.wait()
             self._try()
             spare, self._spare = self._spare, None
             if spare is not None:

@@ -98,6 +98,8 @@ class Shim(Lockstep):
         """What the weights' digest is taken of."""
         self.name_weights: Callable[[], bytes | None] = lambda: None
         """Takes the digest of the weights, together with the other ranks."""
+        self.named_widely = False
+        """Ranks take part in it that do not share the tree."""
         self._unused = True
         """Since the tree was last emptied, nothing was computed that could be in it."""
         self._used_unnamed = False
