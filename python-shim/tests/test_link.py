@@ -55,6 +55,7 @@ class Daemon(engram_pb2_grpc.WorkerServicer, engram_pb2_grpc.AdminServicer):
     def __init__(self, folder):
         self.refusal = self.reason = None
         self.silent = False
+        self.bell = lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.asked, self.connections, self.over = 0, [], threading.Event()
         self.folder, self.target = folder, f"unix:{folder}/g"
         self.listener = socket.socket(socket.AF_UNIX)
@@ -107,7 +108,7 @@ class Daemon(engram_pb2_grpc.WorkerServicer, engram_pb2_grpc.AdminServicer):
                 if self.silent:
                     continue
                 end, channel = DaemonEnd.create(b"b" * 16, b"s" * 16)
-                bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+                bell = self.bell()
                 handshake.reply(connection, channel, end.memory.size, bell)
                 os.close(channel)
                 os.close(bell)
@@ -278,4 +279,30 @@ def test_a_full_gpu_is_a_warning(daemon, linked, caplog):
     told = [record for record in caplog.records if "the GPU has no room" in record.message]
     assert [record.levelno for record in told] == [logging.WARNING]
     full.clear()
+    leave(session_of(one))
+
+
+def pipe():
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+@pytest.mark.parametrize(
+    ("bell", "reason"), [(pipe, "no eventfd"), (lambda: os.eventfd(0, os.EFD_CLOEXEC), "the doorbell blocks")]
+)
+def test_a_doorbell_that_may_stop_who_rings_it_is_not_taken(daemon, linked, bell, reason):
+    right, daemon.bell = daemon.bell, bell
+    daemon.start()
+    one = linked()
+    until(lambda: reason in one.reason, "the reason")
+    assert one.take() is None
+    daemon.hang_up()
+    daemon.bell = right
+
+    def attached():
+        daemon.hang_up() if len(one._parked) == link._PARKED else None
+        return one._session is not None
+
+    until(attached, "a session")
     leave(session_of(one))

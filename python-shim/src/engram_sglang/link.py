@@ -34,7 +34,7 @@ from typing import Any
 
 from . import _channel_layout as layout
 from . import handshake
-from .channel import BadChannel, WorkerEnd
+from .channel import BadChannel, WorkerEnd, check_doorbell
 from .ring import HostRing, NoRing
 from .settings import Settings
 
@@ -369,6 +369,7 @@ class Link:
         try:
             if not ring.check_self_test():
                 raise BadChannel("the daemon did not answer the self-test")
+            check_doorbell(passed.doorbell)
             end = WorkerEnd.open(passed.channel, passed.channel_bytes)
             # So that the scheduler thread meets no page of it for the first time.
             bytes(end.memory.u8[::4096])
