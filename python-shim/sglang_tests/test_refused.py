@@ -112,6 +112,8 @@ def test_dp_attention_whose_ranks_hear_of_a_change_apart(bare: Any, caplog: Any)
     assert checks.refusals(ctx) == []
     args.enable_dp_attention_local_control_broadcast = True
     assert "enable_dp_attention_local_control_broadcast" in checks.refusals(ctx)[0]
+    args.enable_dp_attention_local_control_broadcast, args.ep_join_mode = False, "scale"
+    assert "ep_join_mode" in checks.refusals(ctx)[0]
 
 
 class Meeting:

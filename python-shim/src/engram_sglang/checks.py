@@ -92,8 +92,8 @@ def refusals(ctx: Any) -> list[str]:
         # The weights of all ranks have one name, so that a change of them must come to all in the same iteration.
         if getattr(ctx.tp_group, "cpu_group", None) is None:
             why.append("data-parallel attention without a group of all ranks")
-        for name in ("enable_dp_attention_local_control_broadcast", "is_ep_scale_joiner"):
-            if getattr(args, name, False):
+        for name, value in (("enable_dp_attention_local_control_broadcast", True), ("ep_join_mode", "scale")):
+            if getattr(args, name, None) == value:
                 why.append(f"data-parallel attention whose ranks hear of a change apart ({name})")
     if getattr(params, "is_eagle", False):
         why.append("speculative decoding")
