@@ -42,7 +42,7 @@ class BadHandshake(Exception):
 class Passed:
     """What the daemon handed over. The descriptors are the owner's to close."""
 
-    connection: socket.socket
+    connection: socket.socket | None
     channel: int
     channel_bytes: int
     doorbell: int
@@ -51,8 +51,15 @@ class Passed:
 
     def close(self) -> None:
         """Closes all of it, which ends the session."""
-        self.connection.close()
+        if self.connection is not None:
+            self.connection.close()
         _close([fd for fd in (self.channel, self.doorbell, self.arena) if fd is not None])
+
+    def take_connection(self) -> socket.socket:
+        """The connection is the caller's now. Once."""
+        connection, self.connection = self.connection, None
+        assert connection is not None, "it is taken once"
+        return connection
 
 
 def self_test_pattern() -> bytes:

@@ -94,9 +94,9 @@ class Session:
         if self._passed is not None:
             self._passed.close()
 
-    def connection(self) -> socket.socket | None:
-        """Another handle of the connection whose end is the session's: to see the daemon's end of it."""
-        return self._passed.connection.dup() if self._passed is not None else None
+    def take_connection(self) -> socket.socket | None:
+        """The connection whose end is the session's, to be looked after by the caller. Once."""
+        return self._passed.take_connection() if self._passed is not None else None
 
 
 class Parked:
@@ -315,7 +315,7 @@ class Link:
                     while not session.left.wait(0.2):
                         if self._stop.is_set():
                             break
-                    shown.append(session.connection())
+                    shown.append(session.take_connection())
                     if session.left.is_set():
                         session.close()
             finally:
@@ -374,11 +374,11 @@ class Link:
             # So that the scheduler thread meets no page of it for the first time.
             bytes(end.memory.u8[::4096])
         except BaseException:
-            doubtful(passed.connection.dup())
+            doubtful(passed.take_connection())
             passed.close()
             raise
         if end.session != attached.session or end.boot != attached.boot:
-            doubtful(passed.connection.dup())
+            doubtful(passed.take_connection())
             end.memory.close()
             passed.close()
             raise BadChannel("the channel belongs to another session")
