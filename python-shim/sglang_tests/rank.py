@@ -30,7 +30,7 @@ from engram_sglang import channel, link, plugin, talk
 from engram_sglang import restores as restores_module
 from engram_sglang import saves as saves_module
 from engram_sglang._channel_layout import CloseReason, Drain, Want
-from engram_sglang.ranks import Group
+from engram_sglang.ranks import Alone, Group
 from engram_sglang.restore import RestoreState
 from engram_sglang.seam import Room
 from engram_sglang.settings import Settings
@@ -47,15 +47,19 @@ class Rank:
         self.patch, self.rank, self.port, self.seed = patch, rank, port, seed
         self.meeting = dist.new_group(backend="gloo")
         # Ranks hold different parts of everything, but sample the same tokens.
-        pattern = oracle.pattern
-        patch.setattr(oracle, "pattern", lambda digests, salt, width: pattern(digests, salt + 10_007 * rank, width))
+        self.apart = how.pop("apart", False)
+        pattern, salted = oracle.pattern, 0 if self.apart else 10_007 * rank
+        patch.setattr(oracle, "pattern", lambda digests, salt, width: pattern(digests, salt + salted, width))
         defaults = {"daemon": target, "ring_bytes": 8 << 20, "retry_ms": 50, "lookup_ms": 20_000, "restore_ms": 20_000}
         settings = Settings(**{**defaults, **how.pop("settings", {})})
         self.w = w = World(settings=settings, armed=False, seed=seed, **{**MODE, **how})
         with torch.no_grad():
             w.model.bias.fill_(float(rank))
         group = dist.new_group(backend="gloo")
-        w.shim = plugin.arm(w.tree, w.ctx, w.pools, settings, copier=w.copier, ranks=Group(group))
+        ranks: Any = Alone() if self.apart else Group(group)
+        w.shim = plugin.arm(
+            w.tree, w.ctx, w.pools, settings, copier=w.copier, ranks=ranks, everyone=Group(group)
+        )
         plugin._after_init(None, w.scheduler)
         w.scribble_taken(w.shim)
         self.shim = w.shim
@@ -137,11 +141,19 @@ class Rank:
         self.until(lambda: not self.w.stream.work, "the device")
         self.w.flush()
 
+    def all_say(self, mine: Any) -> list[Any]:
+        """What each rank says."""
+        both: list[Any] = [None, None]
+        dist.all_gather_object(both, mine, group=self.meeting)
+        return both
+
     def check(self) -> None:
         """SGLang's accounting, and that all ranks did the same."""
         self.settle()
         self.until(lambda: not self.shim.restores, "restores")
         self.w.check()
+        if self.apart:
+            return
         mine = [json.loads(json.dumps(self.log)), dict(self.w.admitted_prefix), self.w.ticks]
         both: list[Any] = [None, None]
         dist.all_gather_object(both, mine, group=self.meeting)
@@ -375,13 +387,17 @@ def fault(r: Rank) -> None:
 
     if r.rank == 1:
         r.patch.setattr(talk.Talk, "_hear", broken)
+    sessions = []
     for key in range(3):
         r.until(lambda: r.shim.joined or r.shim.off, "both attached")
+        sessions.append(r.shim.session)
         request = r.w.request(words(r.seed + key, 300), new=4, rid=f"f{key}")
         r.run(request)
         r.settle()
         assert r.shim.counts["save_ok"] == 0
     r.until(lambda: r.shim.off, "both off")
+    assert all(session.left.is_set() for session in sessions if session is not None)
+    r.until(lambda: r.shim.link.state == "closed", "no more tries")
     request = r.w.request(words(r.seed, 700), new=4, rid="last")
     r.run(request)
 
@@ -466,7 +482,37 @@ def storm(r: Rank) -> None:
     assert counts["ranks_differ"] == 0 and enough(), dict(counts)
 
 
+def apart(r: Rank) -> None:
+    """Data-parallel attention: each rank has a tree of its own, over parts of the same weights."""
+    shim, w = r.shim, r.w
+    r.join()
+    first, second = r.all_say(shim.link.weights.digest)
+    assert first == second, "what one saves the other one finds"
+    prompt = words(r.seed, 700)
+    if r.rank == 0:
+        r.run(w.request(prompt, new=4, rid="first"))
+        r.settle()
+    else:
+        r.run()
+        r.settle()
+        again = w.request([*prompt, 1, 2], new=4, rid="again")
+        w.run(again)
+        assert w.admitted_prefix["again"] == 640, dict(shim.counts)
+    r.all_say(None)
+    # All of them hear of an update in the same iteration.
+    w.update_weights(r.seed + 700_000)
+    old = first
+    first, second = r.all_say(shim.link.weights.digest)
+    assert first == second != old and first is not None
+    # One of them is off: nobody waits for it, and nobody takes a name for whole that is not.
+    shim.off = r.rank == 1
+    w.update_weights(r.seed + 800_000)
+    assert r.rank == 1 or shim.link.weights.digest is None
+    shim.off = False
+
+
 SCENARIOS = {
+    "apart": (apart, {"apart": True}),
     "plain": (plain, {}),
     "parts": (parts, {"rows": 16384, "settings": {"ring_bytes": 512 << 10}}),
     "parts_of_one": (parts_of_one, {}),

@@ -56,8 +56,9 @@ def test_a_fault_anywhere_is_the_end_of_the_session_only(world: Any, shared_daem
     w.shim.counts["faults"] = 0
 
 
-def test_off_after_three(world: Any, shared_daemon: Any, seed: int, monkeypatch: Any) -> None:
-    w = world(shared_daemon, **MODE)
+def test_off_after_three(world: Any, daemon: Any, seed: int, monkeypatch: Any) -> None:
+    d = daemon()
+    w = world(d, **MODE)
     prompt = words(seed, 300)
     w.run(w.request(prompt, new=4))
     settle(w)
@@ -75,4 +76,25 @@ def test_off_after_three(world: Any, shared_daemon: Any, seed: int, monkeypatch:
     assert w.shim.off
     w.run(w.request(prompt + [2], new=4))
     w.check()
+    w.shim.counts["faults"] = 0
+    # Nobody looks after a session any more: there is none, and no ring.
+    link = w.shim.link
+    w.until(lambda: link.state == "closed" and not link._thread.is_alive(), what="the end of all tries")
+    w.until(lambda: d.get("/v1/workers")["workers"] == [], what="no worker at the daemon")
+
+
+def test_faults_of_long_ago_do_not_count(world: Any, shared_daemon: Any, seed: int) -> None:
+    w = world(shared_daemon, **MODE)
+    ahead = [0.0]
+    clock = w.shim._clock
+    w.shim._clock = lambda: clock() + ahead[0]
+    for number in range(1, 5):
+        w.shim._fault("on purpose")
+        assert not w.shim.off and w.shim.counts["faults"] == number
+        ahead[0] += 3000.0
+        w.until(lambda: w.shim.session is not None, what="attaching again")
+    w.shim._fault("on purpose")
+    assert not w.shim.off, "two of them are within an hour"
+    w.shim._fault("on purpose")
+    assert w.shim.off
     w.shim.counts["faults"] = 0

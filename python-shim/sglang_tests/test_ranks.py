@@ -18,7 +18,7 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 SCENARIOS = [
     "plain", "late", "missing_shard", "one_session", "refused_by_one", "boundaries", "less_kv", "broken_daemon", "fault",
-    "asked_again", "storm",
+    "asked_again", "apart", "storm",
 ]
 
 
@@ -88,6 +88,9 @@ class Pair:
             if process.poll() is None:
                 process.kill()
             process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 import types
 from typing import Any
 
@@ -98,3 +99,58 @@ def test_plain_server_is_armed(bare: Any, monkeypatch: Any) -> None:
     assert type(cache) is plugin.adapter().EngramRadixCache
     assert cache.shim is not None
     cache.release_host_resources()
+
+
+def test_dp_attention_whose_ranks_hear_of_a_change_apart(bare: Any, caplog: Any) -> None:
+    group = types.SimpleNamespace(cpu_group=None)
+    args = types.SimpleNamespace(**{**vars(bare.args), "enable_dp_attention": True})
+    params = dataclasses.replace(bare.ctx.params)
+    params.attn_tp_cache_group = object()
+    ctx = dataclasses.replace(bare.ctx, tp_size=2, tp_group=group, server_args=args, params=params)
+    assert checks.refusals(ctx) == ["data-parallel attention without a group of all ranks"]
+    group.cpu_group = object()
+    assert checks.refusals(ctx) == []
+    args.enable_dp_attention_local_control_broadcast = True
+    assert "enable_dp_attention_local_control_broadcast" in checks.refusals(ctx)[0]
+    args.enable_dp_attention_local_control_broadcast, args.ep_join_mode = False, "scale"
+    assert "ep_join_mode" in checks.refusals(ctx)[0]
+
+
+class Meeting:
+    """Another rank beside this one, for which nothing is wrong."""
+
+    size, rank = 2, 0
+
+    def __init__(self) -> None:
+        self.met: list[Any] = []
+
+    def minimum(self, numbers: list[int]) -> list[int]:
+        self.met.append(numbers)
+        return numbers
+
+    def gather(self, mine: bytes) -> list[bytes]:
+        self.met.append(mine)
+        return [mine, b"\1" + mine[1:]]
+
+
+def test_a_check_that_fails_is_no_reason_to_leave_the_other_ranks_alone(bare: Any, caplog: Any, monkeypatch: Any) -> None:
+    meeting = Meeting()
+    monkeypatch.setattr(plugin.ranks_module, "of", lambda ctx: meeting)
+    monkeypatch.setattr(checks, "refusals", lambda ctx: ctx.nothing)
+    stock(bare, caplog, "AttributeError")
+    assert meeting.met == [[0]]
+
+
+def test_a_thread_that_cannot_be_made_is_told_to_the_other_ranks(bare: Any, caplog: Any, monkeypatch: Any) -> None:
+    meeting = Meeting()
+    monkeypatch.setattr(plugin.ranks_module, "of", lambda ctx: meeting)
+    monkeypatch.setattr(plugin, "_tell_why", lambda *args: None)
+
+    def none(self: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    with caplog.at_level(logging.WARNING):
+        cache = plugin.factory(bare.ctx)
+    assert cache.shim is None
+    assert [one[0] for one in meeting.met[:2]] == [1, 0], "it looked well, and then was not"

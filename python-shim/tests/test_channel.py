@@ -402,6 +402,17 @@ def test_headers_that_lie_are_refused(ends):
     WorkerEnd(memory)
 
 
+def test_memory_that_no_channel_needs_is_not_taken():
+    daemon, fd = DaemonEnd.create(bytes(16), bytes(16), SMALL, SMALL)
+    most = layout.HEADER_BYTES + 2 * layout.MAX_CAPACITY
+    with pytest.raises(BadChannel, match="does not have"):
+        Memory(fd, most + layout.AREA_ALIGN)
+    with pytest.raises(BadChannel, match="shorter"):
+        Memory(fd, most)
+    daemon.memory.close()
+    os.close(fd)
+
+
 def test_memory_that_could_vanish_is_refused(tmp_path):
     size = 4096 * 3
     unsealed = os.memfd_create("test", os.MFD_ALLOW_SEALING)

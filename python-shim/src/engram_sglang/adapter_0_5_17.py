@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from . import cache
-from .cache import CACHE, SCHEDULER, UPDATES, EngramCache, told
+from .cache import CACHE, SCHEDULER, UPDATER, UPDATES, EngramCache, told
 from .requests import Request
 from .seam import Names
 from .tree import CacheTree
@@ -47,7 +47,13 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "sglang.srt.mem_cache.radix_cache.RadixKey.match": ("other", "page_size"),
 }
 
-WEIGHT_HOOKS = {"changing": UPDATES, "changed": UPDATES}
+# Weights that come from a trainer come in many calls, and nothing says which one is the last.
+IN_PARTS = [UPDATER + name for name in ("update_weights_from_distributed", "update_weights_from_tensor")]
+WEIGHT_HOOKS = {
+    "changing": UPDATES,
+    "changed": [target for target in UPDATES if target not in IN_PARTS],
+    "came": IN_PARTS,
+}
 
 
 def _tick(scheduler: Any, *args: Any, **kwargs: Any) -> None:

@@ -40,9 +40,11 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "sglang.srt.mem_cache.radix_cache.RadixKey": ("token_ids", "extra_key", "cache_salt", "limit"),
 }
 
+# The end of a session of updates finishes the weights: what ran meanwhile had others.
 WEIGHT_HOOKS = {
-    "changing": [*UPDATES, UPDATER + "begin_weight_update"],
+    "changing": [*UPDATES, UPDATER + "begin_weight_update", UPDATER + "end_weight_update"],
     "changed": [*UPDATES, UPDATER + "end_weight_update"],
+    "came": [],
 }
 
 

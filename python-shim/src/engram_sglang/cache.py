@@ -120,6 +120,8 @@ class EngramCache(UnifiedRadixCache):
     # --- Saves ---
 
     def insert(self, params: Any) -> Any:
+        if self.shim is not None:
+            self.shim.used()
         result = super().insert(params)
         if self.shim is not None and self._engram_req is not None and params.mamba_value is not None:
             self._engram_inserted(params, result)
@@ -191,7 +193,8 @@ class EngramCache(UnifiedRadixCache):
         return []
 
     def clear_storage_backend(self) -> bool:
-        log.warning("engram: snapshots are deleted through the daemon, not through the server")
+        # 0.5.23 answers success whatever this says.
+        log.warning("engram: nothing is cleared: snapshots are deleted through the daemon, not through the server")
         return False
 
     def reset(self) -> None:

@@ -31,7 +31,7 @@ from . import _channel_layout as layout
 from ._channel_layout import CloseReason, Down, Up
 from ._codec import DecodeError
 
-__all__ = ["BadChannel", "Broken", "DaemonEnd", "Memory", "Reader", "WorkerEnd", "Writer", "ring"]
+__all__ = ["BadChannel", "Broken", "DaemonEnd", "Memory", "Reader", "WorkerEnd", "Writer", "check_doorbell", "ring"]
 
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1, 2, 4
@@ -41,6 +41,7 @@ _MASK = layout.RECORD_ALIGN - 1
 _TOKENS_HEAD = struct.Struct("<QII")
 # A prompt is cut into records of at most this many tokens.
 _TOKENS_PER_RECORD = 32768
+_MOST_BYTES = layout.HEADER_BYTES + 2 * layout.MAX_CAPACITY
 
 
 class Broken(Exception):
@@ -86,7 +87,8 @@ class Memory:
 
     def __init__(self, fd: int, size: int) -> None:
         """Maps [0, size) of `fd`, which stays the caller's. Raises BadChannel or OSError."""
-        if size <= 0 or size % layout.AREA_ALIGN:
+        if not 0 < size <= _MOST_BYTES or size % layout.AREA_ALIGN:
+            # All of it is taken at once, below.
             raise BadChannel(f"a channel does not have {size} bytes")
         # Unsealed, the peer could cut it off under us, and the next access would kill this process.
         if not fcntl.fcntl(fd, _F_GET_SEALS) & _SEAL_SHRINK:
@@ -377,6 +379,15 @@ def ring(doorbell: int) -> None:
         os.eventfd_write(doorbell, 1)
     except BlockingIOError:
         pass
+
+
+def check_doorbell(fd: int) -> None:
+    """That ringing it never waits: it is an eventfd, and does not block. Raises BadChannel or OSError."""
+    # Anything else that is full, such as a pipe, would stop whoever rings.
+    if os.readlink(f"/proc/self/fd/{fd}") != "anon_inode:[eventfd]":
+        raise BadChannel("the doorbell is no eventfd")
+    if not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK:
+        raise BadChannel("the doorbell blocks")
 
 
 def _identity(memory: Memory) -> tuple[bytes, bytes]:

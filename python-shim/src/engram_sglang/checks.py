@@ -88,6 +88,13 @@ def refusals(ctx: Any) -> list[str]:
         why.append("context parallelism")
     if ctx.tp_size > 1 and all(getattr(params, name, None) is None for name in _GROUPS):
         why.append("tensor parallelism without a group of the ranks")
+    if getattr(args, "enable_dp_attention", False) and ctx.tp_size > 1:
+        # The weights of all ranks have one name, so that a change of them must come to all in the same iteration.
+        if getattr(ctx.tp_group, "cpu_group", None) is None:
+            why.append("data-parallel attention without a group of all ranks")
+        for name, value in (("enable_dp_attention_local_control_broadcast", True), ("ep_join_mode", "scale")):
+            if getattr(args, name, None) == value:
+                why.append(f"data-parallel attention whose ranks hear of a change apart ({name})")
     if getattr(params, "is_eagle", False):
         why.append("speculative decoding")
     if any(getattr(params, name, ()) for name in ("mtp_draft_device_pools", "sidecar_draft_device_pools")):

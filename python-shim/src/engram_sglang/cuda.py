@@ -5,8 +5,8 @@ nothing else. Taking memory, exporting it and the self-test happen on the link t
 ring's own, and never in the way of what SGLang captures or computes.
 
 Copies run on a side stream. A copy waits for all that SGLang queued so far, by events on the device; with
-`before_next` SGLang's streams wait for the copy likewise. The scheduler thread waits for nothing: it asks
-whether events are over.
+`before_next` SGLang's streams wait for the copy likewise, and so they do for what was queued of a copy that
+raised. The scheduler thread waits for nothing: it asks whether events are over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from . import _channel_layout as layout
 from .copier import Event
 from .handshake import self_test_pattern
-from .ring import RingSpace
+from .ring import NoRing, RingSpace
 
 _GRAIN = 2 << 20
 _NON_BLOCKING = 1
@@ -29,10 +29,15 @@ _RELAXED = 2
 _UUID_BYTES = 16
 _HANDLE_BYTES = 64
 _LAST_COPIES_S = 10.0
+_OUT_OF_MEMORY = 2
 
 
 class CudaFailed(Exception):
     """The driver said no."""
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class _Handle(ctypes.Structure):
@@ -57,7 +62,7 @@ class Driver:
         if code:
             text = ctypes.c_char_p()
             self._lib.cuGetErrorName(code, ctypes.byref(text))
-            raise CudaFailed(f"{name}: {(text.value or b'?').decode()} ({code})")
+            raise CudaFailed(f"{name}: {(text.value or b'?').decode()} ({code})", code)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -130,26 +135,38 @@ class CudaRing:
 
     device_kind = 2  # DEVICE_KIND_CUDA
     fd: int | None = None
+    outlives_peer = False
 
     def __init__(self, size: int, device: Any, idle: Callable[[], bool] = lambda: True) -> None:
-        """`idle`: whether all copies that were queued up to its first call are over. Raises CudaFailed."""
+        """`idle`: whether all copies that were queued up to its first call are over. Raises NoRing or CudaFailed."""
         import torch
 
         self.size = -(-size // _GRAIN) * _GRAIN
         self._idle = idle
         self._lock = threading.Lock()
         self._driver = Driver(device.index)
-        with self._driver.entered():
+        # What was taken is given back if the rest fails: a full GPU is tried again and again.
+        with self._driver.entered(), contextlib.ExitStack() as undo:
+            self._address = self._take(self.size)
+            undo.callback(self._driver.free, self._address)
             self._stream = self._driver.stream()
-            self._address = self._driver.allocate(self.size)
-            try:
-                self.ipc_handle, self.ipc_offset = self._driver.export(self._address)
-                self.device_uuid = self._driver.uuid()
-                self.bytes: Any = torch.as_tensor(_Memory(self._address, self.size), device=device)
-            except BaseException:
-                self._driver.free(self._address)
-                raise
+            undo.callback(self._driver.end_stream, self._stream)
+            self.ipc_handle, self.ipc_offset = self._driver.export(self._address)
+            self.device_uuid = self._driver.uuid()
+            self.bytes: Any = torch.as_tensor(_Memory(self._address, self.size), device=device)
+            undo.pop_all()
         self.space = RingSpace(self.size)
+
+    def _take(self, size: int) -> int:
+        try:
+            return self._driver.allocate(size)
+        except CudaFailed as error:
+            if error.code != _OUT_OF_MEMORY:
+                raise
+            raise NoRing(
+                f"the GPU has no {size >> 20} MiB left for the staging ring, which is memory beside SGLang's own: "
+                f"lower --mem-fraction-static or ENGRAM_RING_BYTES"
+            ) from None
 
     def prepare_self_test(self) -> None:
         """Leaves the pattern that the daemon answers."""
@@ -207,17 +224,22 @@ class CudaCopier:
         for stream, before in zip(streams, self._before):
             before.record(stream)
             side.wait_event(before)
+        # The driver makes an event when it is first recorded: nothing is left to be made once something is queued.
+        event = cuda.Event()
+        event.record(side)
+        whole = False
         # What the context manager does, without looking up again what is known.
         cuda.set_stream(side)
         try:
             copy()
+            whole = True
         finally:
             cuda.set_stream(current)
-        event = cuda.Event()
-        event.record(side)
-        if before_next:
-            for stream in streams:
-                stream.wait_event(event)
+            event.record(side)
+            # A copy that raised halfway may still write to what its owner now gives back.
+            if before_next or not whole:
+                for stream in streams:
+                    stream.wait_event(event)
         return _Event(event)
 
     def fence(self) -> Callable[[], bool]:

@@ -6,6 +6,9 @@ the scheduler thread for milliseconds. Here it queues a table of a few numbers f
 The pools are described by a table on the device, made once: for each *side* (K or V of a layer, or a state
 tensor of a layer) its address, the distance of two rows, the bytes of one, and the bytes of a packed row that
 lie before it. A state is a piece of one row, whose index is its slot.
+
+All memory is taken when the mover is made: a copy that finds a full GPU halfway could not be taken back. Where no table
+is free, because the device is far behind, the pieces go one by one.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from .ring import UNIT
 
 _FIELDS = 5
 _PIECES = 512
-_TABLES = 8
+# More than there are copies of several pieces in the time of one forward, but for the longest ones.
+_TABLES = 32
 
 
 @triton.jit(do_not_specialize=["ring", "rows", "table", "sides", "columns", "unit", "tokens", "skip", "first", "count"])
@@ -124,12 +128,17 @@ class Mover:
         if rows.dtype != torch.int64 or not rows.is_contiguous():
             rows = rows.to(torch.int64).contiguous()
         number = len(pieces)
-        if number == 1:
+        free = self._table() if number > 1 else None
+        if number > 1 and free is None:
+            for at in range(number):
+                self._launch(sides, ring, rows, pieces[at : at + 1], out)
+            return
+        if free is None:
             # The usual save: what a table would say goes along with the launch.
             table, one = self._tables[0], pieces[0].tolist()
             most = one[4]
         else:
-            table, one = self._table(), [0] * _FIELDS
+            table, one = free, [0] * _FIELDS
             table.numbers[:number] = pieces
             table.device[:number].copy_(table.host[:number], non_blocking=True)
             most = int(pieces[:, 4].max())
@@ -149,11 +158,10 @@ class Mover:
             # The index was made on another stream, whose allocator must not give it out again before this.
             rows.record_stream(stream)
 
-    def _table(self) -> _Table:
-        """A table that no queued copy reads."""
+    def _table(self) -> _Table | None:
+        """A table that no queued copy reads, if there is one."""
         oldest = self._tables[0]
         if oldest.event is not None and not oldest.event.query():
-            self._tables.append(_Table(self._device))
-            return self._tables[-1]
+            return None
         self._tables.rotate(-1)
         return oldest

@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from . import _channel_layout as layout
@@ -42,7 +42,7 @@ class BadHandshake(Exception):
 class Passed:
     """What the daemon handed over. The descriptors are the owner's to close."""
 
-    connection: socket.socket
+    connection: socket.socket | None
     channel: int
     channel_bytes: int
     doorbell: int
@@ -51,8 +51,15 @@ class Passed:
 
     def close(self) -> None:
         """Closes all of it, which ends the session."""
-        self.connection.close()
+        if self.connection is not None:
+            self.connection.close()
         _close([fd for fd in (self.channel, self.doorbell, self.arena) if fd is not None])
+
+    def take_connection(self) -> socket.socket:
+        """The connection is the caller's now. Once."""
+        connection, self.connection = self.connection, None
+        assert connection is not None, "it is taken once"
+        return connection
 
 
 def self_test_pattern() -> bytes:
@@ -60,8 +67,18 @@ def self_test_pattern() -> bytes:
     return bytes((i * 31 + 7) % 256 for i in range(256)) * (layout.HANDSHAKE_SELF_TEST_BYTES // 256)
 
 
-def connect(path: str, session: bytes, secret: bytes, ring: int | None, timeout: float) -> Passed:
+def connect(
+    path: str,
+    session: bytes,
+    secret: bytes,
+    ring: int | None,
+    timeout: float,
+    doubtful: Callable[[socket.socket], None] = socket.socket.close,
+) -> Passed:
     """The worker's side, within `timeout` seconds in all. `ring` stays the caller's.
+
+    `doubtful` gets the connection where the daemon may have taken the ring, or may still do so, without having
+    answered: what becomes of it shows in the connection's end.
 
     Raises Refused, BadHandshake, or OSError (of which TimeoutError is one).
     """
@@ -93,9 +110,13 @@ def connect(path: str, session: bytes, secret: bytes, ring: int | None, timeout:
             arena[0] if arena else None,
             answer.arena_bytes,
         )
-    except BaseException:
+    except Refused:
         _close(received)
         connection.close()
+        raise
+    except BaseException:
+        _close(received)
+        doubtful(connection)
         raise
 
 

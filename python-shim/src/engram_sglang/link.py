@@ -8,9 +8,15 @@ channel that it handed over.
 State. `Link.session` is made by the thread and taken by the scheduler (`take`). Either side ends it:
 `Session.lost` is set by the thread, `Session.left` by the scheduler.
 
+The ring. It is memory that SGLang might use, so it is taken only once a daemon answers, and kept over tries
+that never showed it to one. When a session ends, a ring on a GPU is *parked*: freeing memory that another process
+has open is undefined, and a daemon that was stopped may wake up and still write to it. It is freed when the
+connection over which it was handed shows that the daemon hung up or died, and a moment after that, because the
+connection's end and the ring's are not one step over there. As long as `_PARKED` rings are parked there is no new one.
+
 Errors. Nothing here can fail the server. The daemon absent, refusing or dying means no session; the
-thread tries again, ever more slowly, and says in the log what changed. A refusal that will not go away
-ends the tries: the daemon said so.
+thread tries again, ever more slowly, and says in the log what changed. A refusal that would not go away by
+itself is asked again each half minute: people mend and replace daemons.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ from __future__ import annotations
 import atexit
 import logging
 import queue
+import socket
 import threading
 import time
 from collections import deque
@@ -27,8 +34,8 @@ from typing import Any
 
 from . import _channel_layout as layout
 from . import handshake
-from .channel import BadChannel, WorkerEnd
-from .ring import HostRing
+from .channel import BadChannel, WorkerEnd, check_doorbell
+from .ring import HostRing, NoRing
 from .settings import Settings
 
 log = logging.getLogger(__name__)
@@ -37,6 +44,9 @@ PROTOCOL = 1001
 _CALL_S = 10.0
 _LAST_CALL_S = 3.0
 LONGEST_RETRY_S = 30.0
+# Rings of which it is not known that the daemon let go.
+_PARKED = 2
+_AFTER_HANGUP_S = 2.0
 
 # Refusals that another try in a while may not meet again, whatever `retry_after_ms` says.
 _TRANSIENT = frozenset({9, 10, 11, 13})  # UNAUTHENTICATED, NOT_READY, TOO_MANY_WORKERS, SELF_TEST
@@ -84,6 +94,44 @@ class Session:
         if self._passed is not None:
             self._passed.close()
 
+    def take_connection(self) -> socket.socket | None:
+        """The connection whose end is the session's, to be looked after by the caller. Once."""
+        return self._passed.take_connection() if self._passed is not None else None
+
+
+class Parked:
+    """A ring that a daemon may still have open, and the connection that says so."""
+
+    def __init__(self, ring: Any, connection: socket.socket) -> None:
+        self.ring, self._connection = ring, connection
+        self._gone: float | None = None
+        try:
+            # The session is over: the daemon is to let go.
+            connection.shutdown(socket.SHUT_WR)
+            connection.setblocking(False)
+        except OSError:
+            pass  # it is gone already, and so says the first look
+
+    def is_over(self) -> bool:
+        """Whether the daemon hung up or died, some moments ago."""
+        now = time.monotonic()
+        if self._gone is None:
+            try:
+                # Nothing is ever said on it.
+                if self._connection.recv(64):
+                    return False
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError:
+                pass
+            self._gone = now
+        return now - self._gone >= _AFTER_HANGUP_S
+
+    def free(self) -> None:
+        """Nobody has it open any more."""
+        self._connection.close()
+        self.ring.close()
+
 
 def dial(settings: Settings) -> Any:
     """A gRPC channel to the daemon, to be closed by who asked."""
@@ -102,7 +150,7 @@ def token_of(settings: Settings) -> str:
 
 
 class RefusedForGood(Exception):
-    """The daemon will not have this worker."""
+    """The daemon will not have this worker, as both are now."""
 
 
 class Link:
@@ -125,16 +173,26 @@ class Link:
         self.reason = ""
         self._session: Session | None = None
         self._spare: Any = None
+        self._parked: list[Parked] = []
         self._stop = threading.Event()
+        self._begin = threading.Event()
+        self._exits = threading.Event()
         self._thread: threading.Thread | None = None
 
     # --- By the scheduler thread ---
 
+    def prepare(self) -> None:
+        """Makes the thread, which may fail: it waits for `start`, or for `stop`."""
+        thread = threading.Thread(target=self._run, name="engram-link", daemon=True)
+        thread.start()
+        self._thread = thread
+        atexit.register(self._end)
+
     def start(self) -> None:
         """Starts trying."""
-        self._thread = threading.Thread(target=self._run, name="engram-link", daemon=True)
-        self._thread.start()
-        atexit.register(self._end)
+        if self._thread is None:
+            self.prepare()
+        self._begin.set()
 
     def take(self) -> Session | None:
         """A session that was not taken yet."""
@@ -144,10 +202,12 @@ class Link:
     def stop(self) -> None:
         """Ends it all; does not wait."""
         self._stop.set()
+        self._begin.set()
 
     def _end(self) -> None:
         """The interpreter goes away: no thread may be inside gRPC then."""
-        self._stop.set()
+        self.stop()
+        self._exits.set()
         if self._thread is not None:
             self._thread.join(_LAST_CALL_S)
 
@@ -155,12 +215,15 @@ class Link:
 
     def _run(self) -> None:
         try:
+            self._begin.wait()
             self._try()
-        finally:
-            atexit.unregister(self._end)
             spare, self._spare = self._spare, None
             if spare is not None:
                 spare.close()
+            while self._parked and not self._exits.wait(0.2):
+                self._unpark()
+        finally:
+            atexit.unregister(self._end)
 
     def _try(self) -> None:
         """Attaches again and again."""
@@ -173,12 +236,34 @@ class Link:
                 self._say("absent", after)
             except RefusedForGood as refused:
                 self._say("refused", str(refused))
-                return
+                pause = LONGEST_RETRY_S
+            except handshake.Refused as refused:
+                # Where the daemon cannot open the ring, the next try meets the same, as a rule.
+                self._say("refused", f"the daemon cannot use the ring: {refused}")
+                pause = min(2 * pause, LONGEST_RETRY_S)
+            except NoRing as missing:
+                self._say("refused", str(missing))
+                pause = min(2 * pause, LONGEST_RETRY_S)
             except Exception as error:  # whatever gRPC, the system or a hostile peer comes up with
                 self._say("absent", f"{type(error).__name__}: {error}")
                 pause = min(2 * pause, LONGEST_RETRY_S)
             self._stop.wait(pause)
         self._say("closed", "")
+
+    def _unpark(self) -> None:
+        """Frees the rings that no daemon has open any more."""
+        for parked in [parked for parked in self._parked if parked.is_over()]:
+            self._parked.remove(parked)
+            parked.free()
+
+    def _park(self, ring: Any, connection: socket.socket | None) -> None:
+        """The session of this ring is over."""
+        if ring.outlives_peer or connection is None:
+            if connection is not None:
+                connection.close()
+            ring.close()
+        else:
+            self._parked.append(Parked(ring, connection))
 
     def _say(self, state: str, reason: str) -> None:
         reason = reason[:500]
@@ -194,11 +279,20 @@ class Link:
 
         if self.weights.digest is None:
             return "the weights are being changed"
-        # One that no daemon ever opened may be used again; taking memory is not cheap everywhere.
-        ring, self._spare = self._spare or self._new_ring(self._ring_bytes), None
-        opened = False
-        try:
-            with dial(self._settings) as channel:
+        self._unpark()
+        if len(self._parked) >= _PARKED:
+            raise NoRing(
+                f"{len(self._parked)} daemons were left that still have a staging ring open; this server attaches again "
+                f"when one of them ends or goes on"
+            )
+        with dial(self._settings) as channel:
+            if not self._answers(pb, pb_grpc.AdminStub(channel)):
+                return f"no daemon answers at {self._settings.daemon}"
+            # One that no daemon ever opened may be used again; taking memory is not cheap everywhere.
+            ring, self._spare = self._spare or self._new_ring(self._ring_bytes), None
+            # Where the daemon may have the ring open, what shows its end.
+            shown: list[socket.socket | None] = []
+            try:
                 stub = pb_grpc.WorkerStub(channel)
                 weights = self.weights
                 if weights.digest is None:
@@ -209,8 +303,7 @@ class Link:
                 attached = answer.attached
                 if attached.channel_version != layout.VERSION or attached.mode != pb.TRANSFER_MODE_IPC:
                     raise RefusedForGood("the daemon chose a channel or a mode that this worker does not have")
-                opened = True
-                session = self._bind(attached, ring, weights)
+                session = self._bind(attached, ring, weights, shown.append)
                 try:
                     return self._keep(pb, stub, attached, session)
                 finally:
@@ -222,13 +315,25 @@ class Link:
                     while not session.left.wait(0.2):
                         if self._stop.is_set():
                             break
+                    shown.append(session.take_connection())
                     if session.left.is_set():
                         session.close()
-        finally:
-            if opened or self._stop.is_set():
-                ring.close()
-            else:
-                self._spare = ring
+            finally:
+                if shown:
+                    self._park(ring, shown[0])
+                else:
+                    self._spare = ring
+
+    def _answers(self, pb: Any, admin: Any) -> bool:
+        """Whether a daemon is there; what it answers is all the same."""
+        import grpc
+
+        try:
+            admin.Status(pb.StatusRequest(), timeout=_CALL_S)
+        except grpc.RpcError as error:
+            code = getattr(error, "code", lambda: None)()
+            return code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        return True
 
     def _attach_request(self, pb: Any, ring: Any, weights: Weights) -> Any:
         request = pb.AttachRequest(
@@ -255,19 +360,25 @@ class Link:
         self._stop.wait(min(refusal.retry_after_ms / 1000, LONGEST_RETRY_S))
         return text
 
-    def _bind(self, attached: Any, ring: Any, weights: Weights) -> Session:
+    def _bind(
+        self, attached: Any, ring: Any, weights: Weights, doubtful: Callable[[socket.socket], None]
+    ) -> Session:
+        """Hands the ring over. `doubtful`: see `handshake.connect`."""
         ring.prepare_self_test()
-        passed = handshake.connect(attached.fd_socket, attached.session, attached.secret, ring.fd, _CALL_S)
+        passed = handshake.connect(attached.fd_socket, attached.session, attached.secret, ring.fd, _CALL_S, doubtful)
         try:
             if not ring.check_self_test():
                 raise BadChannel("the daemon did not answer the self-test")
+            check_doorbell(passed.doorbell)
             end = WorkerEnd.open(passed.channel, passed.channel_bytes)
             # So that the scheduler thread meets no page of it for the first time.
             bytes(end.memory.u8[::4096])
         except BaseException:
+            doubtful(passed.take_connection())
             passed.close()
             raise
         if end.session != attached.session or end.boot != attached.boot:
+            doubtful(passed.take_connection())
             end.memory.close()
             passed.close()
             raise BadChannel("the channel belongs to another session")

@@ -30,7 +30,7 @@ import zlib
 from typing import Any
 
 from . import offers
-from ._channel_layout import AbortReason, Outcome
+from ._channel_layout import AbortReason, CloseReason, Outcome
 from .ranks import Alone, Ranks
 from .restore import Place, Restore, RestoreState
 from .restores import Restores
@@ -72,6 +72,13 @@ class Lockstep(Restores):
     def _is_due(self) -> bool:
         return self._due or self._ticks % EVERY == 0 or self.alone
 
+    def names_weights(self) -> bool:
+        """This rank would take a digest of the weights now."""
+        return False
+
+    def _weights_named(self) -> None:
+        """All ranks do."""
+
     # --- The ballot ---
 
     def _blank(self) -> list[int]:
@@ -89,7 +96,7 @@ class Lockstep(Restores):
         names = zlib.crc32(repr([r.request.names.rid for r in restores]).encode(), names)
         head = [
             int(session is not None), int(not self.gives_up), boot, -boot, names, -names,
-            -(len(saves) + len(restores)), -self._save_numbers, -first, last, 0, 0,
+            -(len(saves) + len(restores)), -self._save_numbers, -first, last, int(self.names_weights()), 0,
         ]  # fmt: skip
         chosen = [*self._window(saves), *self._window(restores)]
         self._on_ballot = chosen
@@ -134,12 +141,15 @@ class Lockstep(Restores):
         # One rank may have lost count.
         self._save_numbers = max(self._save_numbers, -numbers)
         if not going:
+            self._leave(CloseReason.FAILED)
             self._end_all("off")
             self.link.stop()
             self.off = True
             log.error("engram: off on all ranks; the server goes on without it")
             return
         joined = bool(sessions) and boot == -boot_
+        if agreed[10]:
+            self._weights_named()
         if not joined or boot != self._boot:
             # Another daemon may know nothing.
             self._known.clear()

@@ -6,6 +6,7 @@ changed, and gives SGLang's own cache and a message.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import logging
@@ -74,6 +75,8 @@ def load() -> None:
         HookRegistry.register(target, _weights_changing, HookType.BEFORE)
     for target in chosen.WEIGHT_HOOKS["changed"]:
         HookRegistry.register(target, _weights_changed, HookType.AFTER)
+    for target in chosen.WEIGHT_HOOKS["came"]:
+        HookRegistry.register(target, _weights_came, HookType.AFTER)
     for target, function, kind in getattr(chosen, "HOOKS", ()):
         HookRegistry.register(target, function, HookType[kind])
 
@@ -86,24 +89,9 @@ def factory(ctx: Any) -> Any:
     from sglang.srt.mem_cache.registry import default_radix_cache_factory
 
     settings, ranks = Settings.from_env(), ranks_module.of(ctx)
-    if ctx.disable_radix_cache or not ctx.is_hybrid_ssm:
-        why = ["the radix cache is off" if ctx.disable_radix_cache else "the model has no recurrent state"]
-    elif ctx.is_hybrid_swa:
-        why = ["sliding windows beside states"]
-    else:
-        why = list(_problems) or checks.refusals(ctx)
-    pools = None
-    if not why:
-        try:
-            params = ctx.params
-            kvcache = params.token_to_kv_pool_allocator.get_kvcache()
-            pools = describe(params.req_to_token_pool.mamba_pool, kvcache, params.page_size)
-            why = [f"unknown: {what}" for what in pools.unknown]
-        except UnknownPool as error:
-            why = [str(error)]
-        except Exception as error:
-            why = [f"the pools cannot be described ({type(error).__name__}: {error})"]
-    if not ranks.minimum([0 if why else 1])[0]:
+    everyone = ranks_module.everyone(ctx, ranks)
+    pools, why = _look(ctx)
+    if not everyone.minimum([0 if why else 1])[0]:
         # All ranks or none.
         why = why or ["another rank of this server does not"]
         _tell_why(settings, ctx, ranks, "; ".join(why))
@@ -112,7 +100,7 @@ def factory(ctx: Any) -> Any:
     assert pools is not None, "only what can be described has nothing against it"
     cache = adapter().build(ctx)
     try:
-        arm(cache, ctx, pools, settings, ranks=ranks)
+        arm(cache, ctx, pools, settings, ranks=ranks, everyone=everyone)
     except Exception as error:
         _tell_why(settings, ctx, ranks, f"{type(error).__name__}: {error}")
         cache.shim = None
@@ -120,34 +108,74 @@ def factory(ctx: Any) -> Any:
     return cache
 
 
-def arm(cache: Any, ctx: Any, pools: Pools, settings: Settings, copier: Any = None, ranks: Ranks | None = None) -> Shim:
-    """Gives the cache its shim, and starts looking for a daemon. On all ranks or on none."""
+def _look(ctx: Any) -> tuple[Pools | None, list[str]]:
+    """The pools, and what speaks against attaching to them. Never raises: the other ranks wait for the answer."""
+    try:
+        if ctx.disable_radix_cache:
+            return None, ["the radix cache is off"]
+        if not ctx.is_hybrid_ssm:
+            return None, ["the model has no recurrent state"]
+        if ctx.is_hybrid_swa:
+            return None, ["sliding windows beside states"]
+        if why := list(_problems) or checks.refusals(ctx):
+            return None, why
+        params = ctx.params
+        kvcache = params.token_to_kv_pool_allocator.get_kvcache()
+        pools = describe(params.req_to_token_pool.mamba_pool, kvcache, params.page_size)
+        return pools, [f"unknown: {what}" for what in pools.unknown]
+    except UnknownPool as error:
+        return None, [str(error)]
+    except Exception as error:
+        return None, [f"the pools cannot be described ({type(error).__name__}: {error})"]
+
+
+def arm(
+    cache: Any, ctx: Any, pools: Pools, settings: Settings, copier: Any = None, ranks: Ranks | None = None,
+    everyone: Ranks | None = None,
+) -> Shim:  # fmt: skip
+    """Gives the cache its shim, and starts looking for a daemon. On all ranks or on none.
+
+    `ranks` share a tree, and so their decisions; `everyone` is the ranks whose weights are parts of one model.
+    """
     ranks = ranks or Alone()
+    everyone = everyone or ranks
     failure: Exception | None = None
+    link: Link | None = None
     digest, agreed = bytes(32), zlib.crc32(repr(settings).encode()).to_bytes(4, "big")
     model = ctx.tp_worker.model_runner.model
     new_ring: Any = HostRing
     try:
+        # All that may fail, before the ranks meet: from then on each one counts on the others.
         tree, fixed = adapter().Tree(cache), _description(ctx, pools, model, ranks)
         if copier is None:
             copier, new_ring = _copies(cache, ctx, pools)
         digest = digest_of(model)
+        ring_bytes = max(settings.ring_bytes, 4 * pools.state_bytes, 2 * pools.kv_bytes(1024), 1 << 16)
+        link = Link(settings, lambda request: request.MergeFrom(fixed), ring_bytes, new_ring)
+        shim = Shim(settings, tree, pools, copier, link, ranks=ranks)
+        shim.model = model
+        shim.name_weights = functools.partial(_named, shim, everyone)
+        shim.named_widely = everyone is not ranks
+        link.prepare()
     except Exception as error:
         failure = error
     # Each rank gets here, whatever is wrong with it: the others wait.
-    cards = ranks.gather(bytes([failure is None]) + agreed + os.urandom(16) + digest)
-    if failure is not None:
-        raise failure
-    if not all(card[0] for card in cards):
-        raise RuntimeError("another rank of this server does not attach")
-    if len({card[1:5] for card in cards}) > 1:
-        raise RuntimeError("the ranks of this server have different settings")
-    fixed.instance = cards[0][5:21]
-    ring_bytes = max(settings.ring_bytes, 4 * pools.state_bytes, 2 * pools.kv_bytes(1024), 1 << 16)
-    link = Link(settings, lambda request: request.MergeFrom(fixed), ring_bytes, new_ring)
-    link.weights = Weights(1, joint([card[21:] for card in cards]))
-    shim = Shim(settings, tree, pools, copier, link, ranks=ranks)
-    shim.model = model
+    cards = everyone.gather(bytes([failure is None]) + agreed + digest)
+    instances = ranks.gather(os.urandom(16))
+    try:
+        if failure is not None:
+            raise failure
+        if not all(card[0] for card in cards):
+            raise RuntimeError("another rank of this server does not attach")
+        if len({card[1:5] for card in cards}) > 1:
+            raise RuntimeError("the ranks of this server have different settings")
+    except Exception:
+        if link is not None:
+            link.stop()
+        raise
+    fixed.instance = instances[0]
+    assert link is not None, "nothing failed"
+    link.weights = Weights(1, joint([card[5:] for card in cards]))
     cache.shim = shim
     _caches[:] = [cache]
     link.start()
@@ -233,18 +261,34 @@ def _weights_changing(*args: Any, **kwargs: Any) -> None:
         shim.weights_change()
 
 
+def _weights_came(result: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
+    shim = _shim()
+    if shim is not None and shim.named_widely:
+        # There is no tick in which all of them could agree to do it later.
+        _weights_changed(result, manager)
+    elif shim is not None:
+        shim.weights_came()
+
+
 def _weights_changed(result: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
     shim = _shim()
     if shim is None or getattr(manager, "_session", None) is not None:
         return
-    digest = bytes(32)
-    try:
-        digest = digest_of(shim.model)
-    except Exception:
-        log.exception("engram: the new weights cannot be named; nothing is saved or restored until they are")
-    if shim.off:
+    if shim.off and not shim.named_widely:
         return
-    # Each rank gets here: the others wait.
-    known = joint(shim.ranks.gather(digest))
+    known = shim.name_weights()
     if known is not None:
         shim.weights_changed(known)
+
+
+def _named(shim: Shim, everyone: Ranks) -> bytes | None:
+    """The digest of the weights of now; None: it is not known on one of the ranks."""
+    digest = bytes(32)
+    try:
+        # Those who share a tree go off together, but there may be others.
+        if not shim.off:
+            digest = digest_of(shim.model)
+    except Exception:
+        log.exception("engram: the new weights cannot be named; nothing is saved or restored until they are")
+    # Each rank gets here: the others wait.
+    return joint(everyone.gather(digest))

@@ -72,3 +72,16 @@ def of(ctx: Any) -> Ranks:
         return Alone()
     ranks = Group(group)
     return ranks if ranks.size > 1 else Alone()
+
+
+def everyone(ctx: Any, ranks: Ranks) -> Ranks:
+    """The ranks whose weights are parts of one model: with data-parallel attention more than share a tree.
+
+    SGLang hands requests that are not for one rank alone to all of them in the same iteration; where it does not,
+    `checks` refuses.
+    """
+    group = getattr(ctx.tp_group, "cpu_group", None)
+    if not getattr(ctx.server_args, "enable_dp_attention", False) or group is None:
+        return ranks
+    all_ = Group(group)
+    return all_ if all_.size > ranks.size else ranks

@@ -4,7 +4,8 @@ What. Bytes travel pool -> ring -> daemon and back. The daemon sees the ring onl
 daemon, however late or broken, can touch what SGLang computes with.
 
 A ring belongs to one session. When a session ends its ring is never used again: a stopped daemon may
-wake up and still write to it. The memory lives as long as a copy of this side still uses it.
+wake up and still write to it. The memory lives as long as a copy of this side still uses it; memory that is gone
+for the daemon too when this side frees it (`outlives_peer`) also until the daemon has hung up, see `link`.
 
 `RingSpace` gives room out, first fit, in whole units; it is used by the scheduler thread alone.
 """
@@ -24,6 +25,10 @@ UNIT = RUN_ALIGN
 
 _F_ADD_SEALS = 1033
 _SEALS = 1 | 2 | 4  # no more seals, no shrinking, no growing
+
+
+class NoRing(Exception):
+    """There is no memory for a ring; the text says what is missing."""
 
 
 class RingSpace:
@@ -88,6 +93,8 @@ class HostRing:
     device_uuid = b""
     ipc_handle = b""
     ipc_offset = 0
+    outlives_peer = True
+    """What the peer has mapped stays what it is when this side closes the ring."""
 
     def __init__(self, size: int) -> None:
         """Takes `size` bytes of memory now, so that none is missing later. Raises OSError."""

@@ -47,6 +47,10 @@ class Saves(Requests):
             save.fail(self, None, "session_end", self.now)
         self._lent.clear()
 
+    def is_known(self) -> bool:
+        """Whether it is known which weights computed what is in the tree. The same on all ranks."""
+        return not self.stale_tree and self.link.weights.digest is not None
+
     def _reopen(self, request: Request) -> None:
         """Begins it anew: other tokens, or other weights. The daemon drops what it had of it."""
         self._drop_saves(request, AbortReason.SUPERSEDED)
@@ -56,7 +60,7 @@ class Saves(Requests):
         """A state is in the tree. All that decides whether a save begins is the same on all ranks."""
         if not self.joined or not self.settings.save or not names.saved:
             return
-        if self.stale_tree:
+        if not self.is_known():
             self.counts["save_dropped_stale_tree"] += 1
             return
         if node in self._known:

@@ -11,7 +11,9 @@ through the channel in shared memory, and device copies are queued.
 - `saves`, `restores`: one state machine each, see `save` and `restore`. Each holds little, and for a bounded time.
 - `session`: the attachment that the link thread made, or None. All that is bound to the daemon (what
   it knows, leases, room that it may write to) dies with the session, and its ring with it.
-- `epoch`: of the weights. `stale_tree`: the tree may hold what older weights computed.
+- `epoch`: of the weights, counted before and after each change. `stale_tree`: the tree may hold what older weights
+  computed. What is in it when a change begins is such; it is good again when it is emptied, or when the weights turn
+  out to be what they were, as after an update that was rejected. As long as the weights have no digest, nothing begins.
 
 # Order
 Rows and slots are taken last, in one tick, when all bytes are in the ring; SGLang's own streams do every write
@@ -23,7 +25,7 @@ now, and tells the daemon afterwards. An answer to something that ended finds no
 
 # Errors
 No exception leaves a hook. What is unexpected ends the session and all machines, so that nothing half done
-stays; after three, the shim is off for good and the server goes on as if it were not there.
+stays; after three within an hour, the shim is off for good and the server goes on as if it were not there.
 
 # Layers
 The modules know nothing of SGLang's classes: what they need of them is `seam.Tree`, which each adapter has.
@@ -52,6 +54,9 @@ from .seam import Ending, Names
 log = logging.getLogger(__name__)
 
 _FAULTS = 3
+# When weights that came in parts are taken for whole: nothing runs for so long, or anyway after so long.
+_NAMED_IDLE_S, _NAMED_S = 0.2, 10.0
+_FAULTS_WITHIN_S = 3600.0
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,9 +93,20 @@ class Shim(Lockstep):
         self.off = False
         self.times = Times()
         self.generation = 0
-        self._faults = 0
+        self._faults: list[float] = []
         self.model: Any = None
         """What the weights' digest is taken of."""
+        self.name_weights: Callable[[], bytes | None] = lambda: None
+        """Takes the digest of the weights, together with the other ranks."""
+        self.named_widely = False
+        """Ranks take part in it that do not share the tree."""
+        self._unused = True
+        """Since the tree was last emptied, nothing was computed that could be in it."""
+        self._used_unnamed = False
+        """Something was computed by weights that have no digest."""
+        self._before: bytes | None = None
+        """The digest of the weights that computed what is in a stale tree, where all of it is of the same."""
+        self._unnamed_since: float | None = None
 
     def tick(self) -> None:
         """Once in each iteration of the scheduler, on all ranks, before it decides anything.
@@ -121,6 +137,8 @@ class Shim(Lockstep):
     def _listen(self) -> None:
         self.now = self._clock()
         self._token_budget = TOKENS_AT_ONCE
+        if self.link.weights.digest is None and self.tree.load().running:
+            self._used_unnamed = True
         if self.session is None:
             self._adopt()
         session = self.session
@@ -174,7 +192,7 @@ class Shim(Lockstep):
                 # Its KV is computed anew, by the weights of now.
                 self._reopen(request)
         request.tokens = tokens
-        if not names.saved or not self.joined or not self.settings.restore or self.stale_tree:
+        if not names.saved or not self.joined or not self.settings.restore or not self.is_known():
             return
         page = self.tree.page_size
         maximum = min(maximum, len(tokens)) // page * page
@@ -192,6 +210,7 @@ class Shim(Lockstep):
     @hook("gate", default=True)
     def may_admit(self, rid: str) -> bool:
         """Whether a waiting request may be admitted. Asked each time it is considered."""
+        self.used()
         request = self.requests.get(rid)
         if request is None or request.restore is None:
             return True
@@ -241,7 +260,7 @@ class Shim(Lockstep):
     def reset(self) -> None:
         """The tree and the pools are about to be emptied; every lock is void."""
         self.generation += 1
-        self.stale_tree = False
+        self.stale_tree, self._unused = False, True
         self._known.clear()
         for save in list(self.saves.values()):
             if save.state in (SaveState.OFFERED, SaveState.GATHERING):
@@ -255,9 +274,18 @@ class Shim(Lockstep):
 
     @hook("weights")
     def weights_change(self) -> None:
-        """The weights are about to change: from now on nothing of the old ones is saved or restored."""
+        """The weights are about to change, perhaps: from now on nothing of the old ones is saved or restored."""
         self.epoch += 1
-        self.stale_tree = True
+        known = self.link.weights.digest
+        if known is None and self._used_unnamed:
+            # What is in the tree is of several weights.
+            self._before = None
+        elif known is not None and not self.stale_tree:
+            self._before = known
+        elif known is not None and known != self._before:
+            self._before = None
+        self.stale_tree = self.stale_tree or not self._unused or self.tree.load().running > 0
+        self._used_unnamed, self._unnamed_since = False, None
         self.link.weights = Weights(self.epoch, None)
         for save in list(self.saves.values()):
             save.end(self, AbortReason.STALE_EPOCH, self.now)
@@ -273,9 +301,41 @@ class Shim(Lockstep):
     def weights_changed(self, digest: bytes) -> None:
         """The weights are known again."""
         self.link.weights = Weights(self.epoch, digest)
+        self._unnamed_since = None
+        if self.stale_tree and digest == self._before:
+            self.stale_tree = False
+            log.info("engram: the weights are what they were; what is cached is good")
+        elif self.stale_tree:
+            log.warning("engram: what is cached is of other weights; nothing is saved or restored until it is flushed")
         if self.session is not None:
             self._must(Epoch(self.epoch, digest))
             self._ring()
+
+    @hook("weights")
+    def weights_came(self) -> None:
+        """Some of the weights came; more may follow. They get a digest later, see `names_weights`."""
+        self._unnamed_since = self._clock()
+
+    def used(self) -> None:
+        """Something is about to be computed, or to come into the tree."""
+        self._unused = False
+        if self.link.weights.digest is None:
+            self._used_unnamed = True
+
+    def names_weights(self) -> bool:
+        """Whether now is the time to take a digest of the weights, which takes milliseconds and waits for the device."""
+        since = self._unnamed_since
+        if since is None:
+            return False
+        passed, load = self.now - since, self.tree.load()
+        return passed > (_NAMED_S if load.running or load.waiting else _NAMED_IDLE_S)
+
+    def _weights_named(self) -> None:
+        """All ranks take it now: each gets to the meeting in it, whatever is wrong with it."""
+        digest = self.name_weights()
+        self._unnamed_since = None
+        if digest is not None:
+            self.weights_changed(digest)
 
     @hook("busy", default=False)
     def is_busy(self) -> bool:
@@ -291,26 +351,31 @@ class Shim(Lockstep):
         self.off = True
 
     def _fault(self, name: str) -> None:
-        self._faults += 1
+        now = self._clock()
+        self._faults = [at for at in self._faults if now - at < _FAULTS_WITHIN_S] + [now]
         self.counts["faults"] += 1
-        log.exception("engram: fault %d in %s; leaving the daemon", self._faults, name)
+        log.exception("engram: fault %d in %s; leaving the daemon", len(self._faults), name)
         try:
             self._leave(CloseReason.FAILED)
         except Exception:
             log.exception("engram: fault while leaving the daemon")
-            self.session = None
-            self._faults = _FAULTS
+            session, self.session = self.session, None
+            if session is not None:
+                session.left.set()
+            self._faults = [now] * _FAULTS
             # Their room in the ring went with the session.
             for save in self.saves.values():
                 save.failure = save.failure or "fault"
             for restore in self.restores:
                 restore.failed = restore.failed or Outcome.SESSION_END
-        if self._faults < _FAULTS:
+        if len(self._faults) < _FAULTS:
             return
         self.gives_up = True
         if self.alone:
-            log.error("engram: off after %d faults; the server goes on without it", self._faults)
+            log.error("engram: off after %d faults; the server goes on without it", len(self._faults))
             self.off = True
+            # A session that nobody would take keeps the ring, and shows a worker that is none.
+            self.link.stop()
             try:
                 self._end_all("off")
             except Exception:

@@ -1,0 +1,217 @@
+"""Copies and rings on a GPU, with a recording stand-in for the driver and for torch: what happens when they say no."""
+
+import contextlib
+import importlib
+import sys
+import types
+
+import pytest
+
+
+class Stream:
+    """A queue that only notes what comes into it."""
+
+    def __init__(self, log, name):
+        self.log, self.name = log, name
+
+    def wait_event(self, event):
+        self.log.append((self.name, "waits", event.recorded))
+
+
+class Event:
+    """Knows what it was recorded behind."""
+
+    def __init__(self, log=None):
+        self.recorded, self.log = None, log
+
+    def record(self, stream):
+        self.recorded = (stream.name, sum(1 for entry in stream.log if entry[0] == stream.name and entry[1] == "runs"))
+
+    def query(self):
+        return False
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A fake torch, and what its streams were given."""
+    log = []
+    current = Stream(log, "current")
+    cuda = types.SimpleNamespace(
+        Event=lambda: Event(log),
+        Stream=lambda device=None: Stream(log, "side"),
+        current_stream=lambda device=None: cuda.now,
+        now=current,
+    )
+    cuda.set_stream = lambda stream: setattr(cuda, "now", stream)
+    torch = types.ModuleType("torch")
+    torch.cuda, torch.log = cuda, log
+    torch.as_tensor = lambda memory, device=None: memory
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    return torch
+
+
+def copier(torch):
+    from engram_sglang.cuda import CudaCopier
+
+    return CudaCopier("gpu", Stream(torch.log, "forward"))
+
+
+@pytest.mark.parametrize("before_next", [False, True])
+def test_what_is_queued_before_a_copy_raises_comes_before_what_follows(gpu, before_next):
+    def copy():
+        gpu.log.append((gpu.cuda.now.name, "runs", None))
+        raise RuntimeError("CUDA out of memory")
+
+    one = copier(gpu)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        one.submit(copy, before_next=before_next)
+    waits = [entry for entry in gpu.log if entry[0] in ("current", "forward")]
+    assert waits == [("current", "waits", ("side", 1)), ("forward", "waits", ("side", 1))]
+    assert gpu.cuda.now.name == "current"
+
+
+@pytest.mark.parametrize("before_next", [False, True])
+def test_who_waits_for_a_copy(gpu, before_next):
+    one = copier(gpu)
+    event = one.submit(lambda: gpu.log.append(("side", "runs", None)), before_next=before_next)
+    assert not event.done()
+    waits = [entry for entry in gpu.log if entry[0] in ("current", "forward")]
+    expected = [(name, "waits", ("side", 1)) for name in ("current", "forward")] if before_next else []
+    assert waits == expected
+
+
+class Launches:
+    """A kernel that notes its launches."""
+
+    def __init__(self):
+        self.made = []
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **options: self.made.append((grid, options["ONE"]))
+
+
+@pytest.fixture
+def fused(gpu, monkeypatch):
+    """The module of the kernels, without a compiler, and how many tables it made."""
+    language = types.SimpleNamespace(int64=0, int32=0, int16=0, int8=0, constexpr=None)
+    triton = types.ModuleType("triton")
+    triton.jit = lambda **how: lambda function: function
+    triton.language = language
+    triton.next_power_of_2 = lambda number: 1 << (number - 1).bit_length()
+    gpu.int64 = "int64"
+    monkeypatch.setitem(sys.modules, "triton", triton)
+    monkeypatch.setitem(sys.modules, "triton.language", language)
+    monkeypatch.delitem(sys.modules, "engram_sglang.fused", raising=False)
+    module = importlib.import_module("engram_sglang.fused")
+    monkeypatch.setattr(module, "_move", Launches())
+    yield module
+    sys.modules.pop("engram_sglang.fused", None)
+
+
+def test_pieces_go_one_by_one_where_no_table_is_free(fused, monkeypatch):
+    import numpy
+
+    class Table:
+        def __init__(self):
+            self.numbers = numpy.zeros((512, 5), dtype=numpy.int64)
+            self.host = self.device = Part()
+            self.event = Event()
+
+    class Part:
+        def __getitem__(self, where):
+            return self
+
+        def copy_(self, other, non_blocking):
+            pass
+
+    monkeypatch.setattr(fused, "_Table", lambda device: pytest.fail("memory is taken in the middle of a copy"))
+    mover = fused.Mover.__new__(fused.Mover)
+    mover._device = types.SimpleNamespace(type="cuda")
+    mover._tables = fused.deque([Table()])
+    sides = types.SimpleNamespace(table=1, rows=16, columns=32, grid_columns=1, count=2, word=8)
+    rows = types.SimpleNamespace(dtype="int64", is_contiguous=lambda: True, record_stream=lambda stream: None)
+    pieces = numpy.array([[0, 4, 0, 0, 4], [4096, 4, 0, 4, 4], [8192, 3, 0, 8, 3]])
+    mover._launch(sides, 1, rows, pieces, False)
+    assert [one for _, one in fused._move.made] == [True] * 3
+    mover._tables[0].event.query = lambda: True
+    mover._launch(sides, 1, rows, pieces, False)
+    assert [one for _, one in fused._move.made] == [True] * 3 + [False]
+
+
+class Driver:
+    """A driver that counts what it gave, and refuses one call."""
+
+    refuses, code = "", 2
+    memory, streams = 0, 0
+
+    def __init__(self, ordinal):
+        pass
+
+    def _may(self, call):
+        from engram_sglang.cuda import CudaFailed
+
+        if Driver.refuses == call:
+            raise CudaFailed(f"{call}: no", Driver.code)
+
+    def entered(self):
+        return contextlib.nullcontext()
+
+    def stream(self):
+        self._may("stream")
+        Driver.streams += 1
+        return "stream"
+
+    def end_stream(self, stream):
+        Driver.streams -= 1
+
+    def allocate(self, size):
+        self._may("allocate")
+        Driver.memory += 1
+        return 1 << 32
+
+    def free(self, address):
+        Driver.memory -= 1
+
+    def export(self, address):
+        self._may("export")
+        return bytes(64), 0
+
+    def uuid(self):
+        return bytes(16)
+
+
+@pytest.fixture
+def driver(gpu, monkeypatch):
+    from engram_sglang import cuda
+
+    monkeypatch.setattr(cuda, "Driver", Driver)
+    for name, value in {"refuses": "", "code": 2, "memory": 0, "streams": 0}.items():
+        monkeypatch.setattr(Driver, name, value)
+    return Driver
+
+
+@pytest.mark.parametrize("call", ["stream", "allocate", "export"])
+def test_a_ring_that_cannot_be_made_leaves_nothing(driver, call):
+    from engram_sglang.cuda import CudaFailed, CudaRing
+    from engram_sglang.ring import NoRing
+
+    driver.refuses = call
+    for _ in range(3):
+        with pytest.raises((CudaFailed, NoRing)):
+            CudaRing(1, types.SimpleNamespace(index=0))
+    assert (driver.memory, driver.streams) == (0, 0)
+    driver.refuses = ""
+    ring = CudaRing(1, types.SimpleNamespace(index=0))
+    assert (driver.memory, driver.streams) == (1, 1)
+    ring.close()
+    ring.close()
+    assert (driver.memory, driver.streams) == (0, 0)
+
+
+def test_a_full_gpu_says_what_is_missing(driver):
+    from engram_sglang.cuda import CudaRing
+    from engram_sglang.ring import NoRing
+
+    driver.refuses = "allocate"
+    with pytest.raises(NoRing, match=r"no 512 MiB left .* --mem-fraction-static"):
+        CudaRing(512 << 20, types.SimpleNamespace(index=0))
