@@ -32,6 +32,7 @@ from engram_sglang import saves as saves_module
 from engram_sglang._channel_layout import CloseReason, Drain, Want
 from engram_sglang.ranks import Group
 from engram_sglang.restore import RestoreState
+from engram_sglang.save import Save, SaveState
 from engram_sglang.seam import Room
 from engram_sglang.settings import Settings
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
@@ -352,8 +353,18 @@ def broken_daemon(r: Rank) -> None:
         r.patch.setattr(tx, "push", broken)
     for want in wants:
         handlers[Want](want)
-    r.step()
-    assert sum(entry[1] == "lock_kv" for entry in r.log) == 2, "both saves began, or none"
+    begun: list[Any] = []
+    step = Save.step
+
+    def noted(self: Any, to: Any, now: float) -> None:
+        step(self, to, now)
+        if to is SaveState.GATHERING:
+            begun.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Save, "step", noted)
+        r.step()
+    assert len(begun) == 2, "both saves began, or none"
     r.settle()
     assert r.shim.counts["save_ok"] == 0
     r.join()

@@ -54,6 +54,11 @@ def _tick(scheduler: Any, *args: Any, **kwargs: Any) -> None:
     tree_cache = scheduler.tree_cache
     if isinstance(tree_cache, EngramRadixCache):
         tree_cache.check_hicache_events()
+        running = scheduler.running_batch
+        if running.is_empty():
+            # This release clears it when a request leaves the batch. One that found no room beside what was held for
+            # a restore, in an iteration in which nothing ran, would close the server for ever.
+            running.batch_is_full = False
 
 
 def _admitted(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -198,8 +203,11 @@ class Tree(CacheTree):
             node, at = child, at + len(child.key)
         return at, node.id
 
-    def rows(self, node: int, start: int) -> tuple[int, int, Any]:
-        path, at = [], self.core.node_by_id(node)
+    def rows(self, node: int, start: int) -> tuple[int, int, Any] | None:
+        try:
+            path, at = [], self.core.node_by_id(node)
+        except KeyError:
+            return None
         while at is not self.core.root_node:
             path.append(at)
             at = at.parent

@@ -130,8 +130,11 @@ class Tree(CacheTree):
     def state_match(self, key: Any) -> int:
         return self.cache.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
 
-    def rows(self, node: int, start: int) -> tuple[int, int, Any]:
-        (path,) = self.core.collect_path_info([node])
+    def rows(self, node: int, start: int) -> tuple[int, int, Any] | None:
+        try:
+            (path,) = self.core.collect_path_info([node])
+        except KeyError:
+            return None
         first, above = 0, self.cache.root_node_handle()
         for step in path:
             if step.path_end > start:

@@ -2,8 +2,8 @@
 
 # What
 Each rank has a daemon link of its own, which may be absent, slow or new. But what the tree or the gate can
-feel must happen in the same tick on all ranks: that a save locks KV, and lets it go; that a restore is placed,
-asked for again, or given up; that a save is known to be stored. So each machine has a *ballot*: how far this
+feel must happen in the same tick on all ranks: that a restore is placed, asked for again, or given up; that a save is
+known to be stored. So each machine has a *ballot*: how far this
 rank is. The ranks take the smallest of each (`Ranks.minimum`), and a machine moves when all ranks are as far.
 What one rank gives up, all give up. Whatever the tree cannot feel (messages, copies, room in the ring) stays
 with each rank.
@@ -177,9 +177,7 @@ class Lockstep(Restores):
             return
         if save.state is SaveState.OFFERED and far >= 2:
             save.start(self._save_ports, self.now)
-        elif save.state is SaveState.GATHERING and far >= 4:
-            save.let_go(self._save_ports, self.now)
-        if far == 6:
+        if far == 4:
             self._know(save.node)
             save.end(self, None, self.now)
             self._end_save(save, "ok")
@@ -214,6 +212,18 @@ class Lockstep(Restores):
             self._end(restore, Outcome.NO_DEVICE_ROOM)
         elif place is Place.AS_DEEP:
             self._end(restore, Outcome.DEVICE_AS_DEEP)
+
+    def _yield_room(self) -> None:
+        """Gives back what is held where SGLang needs it in this iteration: it admitted what runs before, and does not
+        survive that there is no room. On all ranks in the same tick: what they hold and what they need are the same."""
+        holding = [r for r in self.restores if r.hold is not None or r.stock is not None]
+        while holding and self.tree.is_short():
+            restore = holding.pop()
+            if restore.stock is not None:
+                self._end(restore, Outcome.NO_DEVICE_ROOM)
+            else:
+                self.unhold(restore)
+                self.counts["holds_yielded"] += 1
 
     def _end_all(self, why: str) -> None:
         """Ends every machine, here and now. For what all ranks know."""

@@ -9,14 +9,15 @@ LOOKUP -> LEASED -> FILLING -> FILLED -> PLACED -> ENDED
 - *FILLING*: the request was considered for admission for the first time; pieces come into the ring, in one run.
 - *FILLED*: all bytes are in the ring. Still nothing of SGLang is held.
 - *PLACED*: one tick took rows and a slot, queued the copy, made the forward wait for it, and inserted the
-  node. A lock keeps its KV until the request holds its own, but not for ever: it is a kindness, not a need. The
-  state is not locked: it is the last that eviction would choose, and so no slot is missing to anybody.
+  node. A lock keeps its KV until the request holds its own, but not for ever, nor where what runs needs the room: it is
+  a kindness, not a need. The state is not locked: it is the last that eviction would choose, and so no slot is missing to anybody.
 - *ENDED*: over, however. The request is not held back any more.
 
 A prefix that is larger than the ring *streams*: while it is FILLING it takes rows and a slot first (`Stock`), and the
 KV of the device that it builds on is locked. Then it comes in parts: while one is copied on from the ring into its
 rows, the daemon fills the next, and the room of each goes back as soon as its copy is over. What is in the rows is
-nobody's before the last part is there; it is FILLED then, and PLACED like any other. Rows and slot go back when it ends.
+nobody's before the last part is there; it is FILLED then, and PLACED like any other. Rows and slot go back when it ends;
+and it ends where what runs needs the room.
 
 Taking the rows, PLACED and ENDED can be felt in the tree and by the request: all ranks of a server go there in the same tick, and
 only from a snapshot of the same boundary. Before that, each says by its `ballot` how far it is. What goes wrong on

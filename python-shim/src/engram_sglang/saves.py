@@ -148,7 +148,7 @@ class Saves(Requests):
         if self.saves.pop(save.number, None) is not None:
             save.request.saves -= 1
             self.counts["save_" + ("ok" if why == "ok" else "ended_" + why)] += 1
-            save.rows = save.request = save.tokens = save.parts = None
+            save.request = save.tokens = save.parts = None
 
     def _pump_saves(self) -> None:
         for save in list(self.saves.values()):
@@ -157,11 +157,7 @@ class Saves(Requests):
             if not save.told:
                 self._tell_offer(save)
             save.pump(self._save_ports, self.now)
-            waited, gathering = self.now - save.active, self.now - save.since
-            late = save.state is SaveState.GATHERING and not save.gathered and gathering * 1000 > self.settings.gather_ms
-            if late:
-                save.fail(self, AbortReason.NO_ROOM, "late", self.now)
-            elif waited * 1000 > self.settings.save_ms:
+            if (self.now - save.active) * 1000 > self.settings.save_ms:
                 save.fail(self, AbortReason.DEADLINE, "late", self.now)
 
     def _on_want(self, message: Want) -> None:
@@ -224,33 +220,20 @@ class Saves(Requests):
         if self.session is not None:
             self._lent.add(save, run)
 
-    def lock_kv(self, save: Save) -> bool:
-        """Locks the KV of the save's path."""
-        lock = self.tree.lock_kv(save.node)
-        if lock is None:
-            return False
-        assert save.parts is not None, "it is known what is wanted"
-        start = save.parts.starts[0]
-        first, end, rows = self.tree.rows(save.node, start)
-        if end != save.boundary or first > start or rows.shape[0] != end - first:
-            self.tree.unlock(lock)
-            return False
-        save.lock, save.rows, save.first = lock, rows, first
-        return True
-
-    def unlock_kv(self, save: Save) -> None:
-        """Ends that lock."""
-        lock, save.lock, save.rows = save.lock, None, None
-        if lock is not None:
-            self.tree.unlock(lock)
-
-    def gather_kv(self, save: Save, runs: list[Run]) -> Event:
-        """Queues the copies of runs of KV."""
+    def gather_kv(self, save: Save, runs: list[Run]) -> Event | None:
+        """Queues the copies of runs of KV. Nobody locks it: who gets its rows next writes after the copies."""
         session, parts = self.session, save.parts
         assert session is not None and parts is not None, "a save ends with the session"
-        rows, pools, ring, first = save.rows, self.pools, session.ring.bytes, save.first
+        start = parts.starts[runs[0].index]
+        found = self.tree.rows(save.node, start)
+        if found is None:
+            return None
+        first, end, rows = found
+        if end != save.boundary or first > start or rows.shape[0] != end - first:
+            return None
+        pools, ring = self.pools, session.ring.bytes
         table = joined([parts.whole(run, first) for run in runs])
-        return self.copier.submit(lambda: pools.save_kv(rows, ring, table), before_next=False)
+        return self.copier.submit(lambda: pools.save_kv(rows, ring, table), before_next=True)
 
     def abort(self, save: int, reason: AbortReason) -> None:
         """The save is given up."""

@@ -72,15 +72,18 @@ class Tree(Protocol):
     def unlock(self, lock: Any) -> None:
         """Ends a lock."""
 
-    def rows(self, node: int, start: int) -> tuple[int, int, Any]:
+    def rows(self, node: int, start: int) -> tuple[int, int, Any] | None:
         """(first, end, rows): row numbers, on the device, of tokens [first, end) of the path, of which `end` is
-        the node's own and `first` is `start` or less."""
+        the node's own and `first` is `start` or less. None: the node is gone."""
 
     def slot(self, node: int) -> Any:
         """The slot of the node's state as a tensor of one number, or None."""
 
     def room(self, request: Request) -> Room:
         """What a restore may take."""
+
+    def is_short(self) -> bool:
+        """Whether what runs may find no room in this iteration, as too much is held."""
 
     def take(self, tokens: int) -> tuple[Any, Any] | None:
         """Rows for so many tokens and one slot, evicting where needed; or neither."""

@@ -40,8 +40,6 @@ class Settings:
     """How long a restored state stays locked for a request that is not admitted."""
     save_ms: int = 5_000
     """A save without progress for so long is given up."""
-    gather_ms: int = 500
-    """KV stays locked for a save at most so long."""
     silence_ms: int = 3_000
     """A daemon whose beat stands still for so long is left; it is asked again later."""
     retry_ms: int = 1_000

@@ -108,6 +108,8 @@ class Shim(Lockstep):
             if agreed is None:
                 return
             self._guarded(self._act, agreed)
+        if self.restores:
+            self._guarded(self._yield_room)
         self._guarded(self._speak)
         self.times.add("tick", time.perf_counter_ns() - began)
 
@@ -245,7 +247,6 @@ class Shim(Lockstep):
         self._known.clear()
         for save in list(self.saves.values()):
             if save.state in (SaveState.OFFERED, SaveState.GATHERING):
-                save.lock = None
                 save.end(self, AbortReason.EVICTED, self.now)
                 self._end_save(save, "reset")
         for restore in list(self.restores):

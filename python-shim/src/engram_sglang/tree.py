@@ -44,7 +44,7 @@ class CacheTree:
         """The deepest boundary on the key that has a state on the device."""
         raise NotImplementedError
 
-    def rows(self, node: int, start: int) -> tuple[int, int, Any]:
+    def rows(self, node: int, start: int) -> tuple[int, int, Any] | None:
         """Row numbers of the node's path, see `seam.Tree`."""
         raise NotImplementedError
 
@@ -90,8 +90,23 @@ class CacheTree:
             left = min(params.max_new_tokens - len(req.output_ids), _PLANNED_NEW_TOKENS)
             tokens -= int(max(0, left) * (1.0 if params.ignore_eos else ratio)) + self.page_size
             if req is chunked:
-                tokens -= max(0, len(req.full_untruncated_fill_ids) - self._computed(req))
+                tokens -= self._rest(req)
         return Room(tokens, scheduler.max_running_requests - len(active), not active)
+
+    def is_short(self) -> bool:
+        cache, scheduler = self.cache, self.scheduler
+        if scheduler is None:
+            return False
+        active, chunked = self._active(scheduler), scheduler.chunked_req
+        need = len(active) * self.page_size
+        if chunked is not None:
+            # A chunk takes whole pages, and may take all that is left.
+            need += self._rest(chunked) + self.page_size
+        return cache.token_to_kv_pool_allocator.available_size() + cache.full_evictable_size() < need  # type: ignore[no-any-return]
+
+    def _rest(self, req: Any) -> int:
+        """What a request in chunks has still to compute."""
+        return max(0, len(req.full_untruncated_fill_ids) - self._computed(req))
 
     def _active(self, scheduler: Any) -> list[Any]:
         active = {id(r): r for r in scheduler.running_batch.reqs if not r.finished()}
