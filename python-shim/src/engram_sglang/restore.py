@@ -149,8 +149,8 @@ class Restore:
         self.reused = 0
         self.admitted = False
         self.placed_at = 0
-        self.asked = False
-        """The daemon was asked."""
+        self.asked: float | None = None
+        """When the daemon was asked: it is told the tokens before."""
         self.failed: Outcome | None = None
         """Why it came to nothing on this rank; it ends when all ranks know."""
 
@@ -284,7 +284,7 @@ class Restore:
         """Gives the lease back and waits for the answer to another lookup."""
         self._let_go(ports, outcome, 0)
         ports.give_stock(self)
-        self.attempt, self.asked = attempt, False
+        self.attempt, self.asked = attempt, None
         self.tries += 1
         self.step(RestoreState.LOOKUP, now)
 

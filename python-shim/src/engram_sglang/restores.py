@@ -49,17 +49,17 @@ class Restores(Saves):
     def _ask(self, restore: Restore) -> None:
         """Asks the daemon, once it has the tokens."""
         request = restore.request
-        if restore.asked or not self._tell_tokens(request, request.tokens, len(request.tokens)):
+        if restore.asked is not None or not self._tell_tokens(request, request.tokens, len(request.tokens)):
             return
-        restore.asked = self._push(
-            Lookup(
-                req=request.number,
-                attempt=restore.attempt,
-                max_boundary=restore.maximum,
-                device_boundary=restore.device_boundary,
-                device_kv=restore.device_kv,
-            )
+        lookup = Lookup(
+            req=request.number,
+            attempt=restore.attempt,
+            max_boundary=restore.maximum,
+            device_boundary=restore.device_boundary,
+            device_kv=restore.device_kv,
         )
+        if self._push(lookup):
+            restore.asked = self.now
 
     def _end_restore(self, request: Request, outcome: Outcome) -> None:
         if request.restore is not None:
@@ -88,8 +88,11 @@ class Restores(Saves):
         now, settings = self.now, self.settings
         if restore.failed is not None or restore.state is RestoreState.PLACED:
             return
-        considered = restore.considered
-        if restore.state is RestoreState.LOOKUP and (now - restore.since) * 1000 > settings.lookup_ms:
+        considered, asked = restore.considered, restore.asked
+        if restore.state is RestoreState.LOOKUP and considered is None:
+            # A daemon that cannot be told its tokens is not waited for longer than one that cannot bring them.
+            considered = restore.since
+        if restore.state is RestoreState.LOOKUP and asked is not None and (now - asked) * 1000 > settings.lookup_ms:
             restore.fail(self, Outcome.DEADLINE)
         elif considered is not None and (now - considered) * 1000 > settings.restore_ms:
             restore.fail(self, Outcome.DEADLINE)

@@ -33,7 +33,7 @@ class Settings:
     minimum_tokens: int = 64
     """A restore must bring at least so many tokens more than the device has."""
     lookup_ms: int = 500
-    """A lookup that is not answered in this time is a miss."""
+    """A lookup that is not answered in this time, from the question on, is a miss."""
     restore_ms: int = 10_000
     """A restore that takes longer from its first consideration on is given up: plain prefill."""
     hold_ms: int = 2_000

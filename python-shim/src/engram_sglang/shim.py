@@ -42,7 +42,6 @@ from typing import Any, TypeVar
 from ._channel_layout import AbortReason, CloseReason, Epoch, Outcome
 from .link import Weights
 from .lockstep import Lockstep
-from .requests import TOKENS_AT_ONCE
 from .restore import Restore, RestoreState
 from .save import SaveState
 from .talk import NO_DIGEST
@@ -122,7 +121,7 @@ class Shim(Lockstep):
 
     def _listen(self) -> None:
         self.now = self._clock()
-        self._token_budget = TOKENS_AT_ONCE
+        self._may_tell()
         if self.session is None:
             self._adopt()
         session = self.session
@@ -162,6 +161,7 @@ class Shim(Lockstep):
         `tokens`: all that it has. `maximum`: the largest useful boundary.
         """
         self.now = self._clock()
+        self._may_tell()
         request = self.requests.get(names.rid)
         if request is not None and request.req is not req:
             # The rid came again, with another request behind it.
