@@ -166,3 +166,33 @@ def test_rows_of_a_stream_are_given_where_running_requests_need_them(world: Any,
     assert whole(second)
     settle(w)
     w.check()
+
+
+def test_a_restore_without_room_seldom_looks_for_it(world: Any, shared_daemon: Any, seed: int) -> None:
+    """A look walks along its whole prefix. It looks again when there is more room, and is placed at once then."""
+    w = world(shared_daemon, rows=4096, **MODE)
+    prompt = words(seed, 2560)
+    w.run(w.request(prompt, new=4))
+    settle(w)
+    w.flush()
+    long = w.request(words(seed + 1, 2500), new=500)
+    w.until(lambda: len(long.output_ids) > 2, what="decoding")
+    looks: list[int] = []
+    tree = w.shim.tree
+    full_match = tree.full_match
+
+    def counted(key: Any) -> Any:
+        looks.append(w.ticks)
+        return full_match(key)
+
+    tree.full_match = counted
+    second = w.request(prompt + [1, 2, 3], new=4)
+    w.until(lambda: w.shim.restores and w.shim.restores[0].state is RestoreState.FILLED, what="filled")
+    began = w.ticks
+    w.until(long.finished, what="the long one")
+    ended, many = w.ticks, len(looks)
+    assert ended - began > 300 and many < (ended - began) / 10, (looks, began, ended)
+    w.run(second)
+    assert w.admitted_prefix[second.rid] == 2560 and looks[-1] <= ended + 2
+    settle(w)
+    w.check()

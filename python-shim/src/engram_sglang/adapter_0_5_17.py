@@ -183,6 +183,9 @@ class Tree(CacheTree):
     def state_match(self, key: Any) -> int:
         found = self.cache.match_prefix(MatchPrefixParams(key=key))
         self._matched = (key, found)
+        return self._boundary(found)
+
+    def _boundary(self, found: Any) -> int:
         return len(found.device_indices)
 
     def full_match(self, key: Any) -> tuple[int, int]:

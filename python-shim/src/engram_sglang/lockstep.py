@@ -197,19 +197,20 @@ class Lockstep(Restores):
             # Not all ranks got the same: the smallest is what all can have.
             if restore.boundary > low:
                 self._ask_again(restore, low)
-        elif far == 3:
+        elif far >= 3 and far != 5 and self._may_fit(restore):
             # It streams on one rank at least: then all take rows.
-            self._came_to(restore, self.take_stock(restore))
-        elif far in (4, 6):
-            self._came_to(restore, restore.try_place(self, self.now))
+            self._came_to(restore, self.take_stock(restore) if far == 3 else restore.try_place(self, self.now))
 
     def _came_to(self, restore: Restore, place: Place) -> None:
         """What follows from a try to take rows, or to place."""
         if place is Place.LESS_KV:
             self._ask_anew(restore)
-        elif place is Place.NO_ROOM and not self._placed() and self.tree.room(restore.request).idle:
-            # Nothing runs that could make room.
-            self._end(restore, Outcome.NO_DEVICE_ROOM)
+        elif place is Place.NO_ROOM:
+            room = self.tree.room(restore.request)
+            self._refused(restore, room)
+            if room.idle and not self._placed():
+                # Nothing runs that could make room.
+                self._end(restore, Outcome.NO_DEVICE_ROOM)
         elif place is Place.AS_DEEP:
             self._end(restore, Outcome.DEVICE_AS_DEEP)
 
@@ -240,7 +241,7 @@ class Lockstep(Restores):
             if tokens is None or conversation not in ("", names.session_id or names.rid):
                 continue
             key = self.tree.key(request, len(tokens) // self.tree.page_size * self.tree.page_size)
-            boundary, node = self.tree.state_match(key), self.tree.state_node(key)
+            boundary, node = self.tree.state_node(key)
             if boundary > 0:
                 self._known.pop(node, None)
                 self._state(request.req, names, tokens, boundary, node, True)

@@ -146,6 +146,13 @@ class Restore:
         self.outcome: Outcome | None = None
         self.hold: Any = None
         self.tries = 0
+        self.refused = 0
+        """How often there was no room to place it, or for its rows, where that was looked at closely."""
+        self.next_try = 0
+        """The tick in which that is looked at again at the latest."""
+        self.room: Any = None
+        """What there was; and it is looked at again when there is `lacking` more."""
+        self.lacking = 0
         self.reused = 0
         self.admitted = False
         self.placed_at = 0

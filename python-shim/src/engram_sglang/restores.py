@@ -17,8 +17,12 @@ from .requests import Request
 from .restore import Place, Restore, RestoreState, Stock
 from .ring import UNIT
 from .saves import Saves
+from .seam import Room
 
 _TRIES = 4
+# A restore that finds no room is tried again when there is more, or after so many ticks at most: each try walks along
+# its prefix in the tree.
+_LONGEST_PAUSE = 32
 
 
 class Restores(Saves):
@@ -301,6 +305,26 @@ class Restores(Saves):
             self.tree.unlock(stock.lock)
         return Place.DONE
 
+    def _may_fit(self, restore: Restore) -> bool:
+        """Whether to look closely for room, which takes a walk along the prefix. The same on all ranks."""
+        if restore.stock is not None or self._ticks >= restore.next_try > 0:
+            return True
+        room, then = self.tree.room(restore.request), restore.room
+        if then is not None:
+            grown = room.tokens - then.tokens >= restore.lacking > 0
+            return grown or room.requests > then.requests or room.idle > then.idle
+        restore.lacking = restore.boundary - min(restore.device_kv, restore.boundary) - room.tokens
+        if room.idle or restore.lacking <= 0:
+            return True
+        # As far as it is known what the device has. It may have got more: that is seen later.
+        self._refused(restore, room)
+        return False
+
+    def _refused(self, restore: Restore, room: Room) -> None:
+        """There was no room: it is tried again, ever more seldom."""
+        restore.next_try = self._ticks + min(1 << restore.refused, _LONGEST_PAUSE)
+        restore.refused, restore.room = restore.refused + 1, room
+
     def _kv_of(self, key: Any, boundary: int) -> tuple[int, int]:
         """How much KV of the key the device has, in whole pages, and its node."""
         have, node = self.tree.full_match(key)
@@ -310,6 +334,7 @@ class Restores(Saves):
         """Rows and a slot, if what runs leaves so many."""
         room = self.tree.room(restore.request)
         others = sum(r.stock is not None for r in self.restores)
+        restore.lacking = tokens - room.tokens
         if room.tokens < tokens or room.requests <= self._placed() + others:
             return None
         return self.tree.take(tokens)

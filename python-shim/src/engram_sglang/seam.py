@@ -63,8 +63,8 @@ class Tree(Protocol):
     def state_match(self, key: Any) -> int:
         """The deepest boundary on the key that has a state on the device."""
 
-    def state_node(self, key: Any) -> int:
-        """The node of that boundary."""
+    def state_node(self, key: Any) -> tuple[int, int]:
+        """That boundary, and its node."""
 
     def lock_kv(self, node: int) -> Any:
         """Locks the KV of the path, no state. None: the node is gone."""

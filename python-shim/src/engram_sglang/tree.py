@@ -40,8 +40,8 @@ class CacheTree:
         """How much KV of the key is on the device, and the deepest node of it."""
         raise NotImplementedError
 
-    def state_match(self, key: Any) -> int:
-        """The deepest boundary on the key that has a state on the device."""
+    def _boundary(self, found: Any) -> int:
+        """The deepest boundary with a state on the device, of what a match found."""
         raise NotImplementedError
 
     def rows(self, node: int, start: int) -> tuple[int, int, Any] | None:
@@ -52,8 +52,12 @@ class CacheTree:
         """How many tokens of a request in chunks have KV."""
         raise NotImplementedError
 
-    def state_node(self, key: Any) -> int:
-        return self.cache.match_prefix(MatchPrefixParams(key=key)).last_device_node  # type: ignore[no-any-return]
+    def state_node(self, key: Any) -> tuple[int, int]:
+        found = self.cache.match_prefix(MatchPrefixParams(key=key))
+        return self._boundary(found), found.last_device_node
+
+    def state_match(self, key: Any) -> int:
+        return self._boundary(self.cache.match_prefix(MatchPrefixParams(key=key)))
 
     # --- Locks ---
 
