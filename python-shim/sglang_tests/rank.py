@@ -55,7 +55,7 @@ class Rank:
         self.w = w = World(settings=settings, armed=False, seed=seed, **{**MODE, **how})
         with torch.no_grad():
             w.model.bias.fill_(float(rank))
-        group = dist.new_group(backend="gloo")
+        self.group = group = dist.new_group(backend="gloo")
         w.shim = plugin.arm(w.tree, w.ctx, w.pools, settings, copier=w.copier, ranks=Group(group))
         plugin._after_init(None, w.scheduler)
         self.shim = w.shim
@@ -90,6 +90,13 @@ class Rank:
             return run_batch(work)
 
         w.run_batch = batch
+
+    def close(self) -> None:
+        """The server ends on all ranks, and the threads of their groups with it."""
+        self.w.close()
+        dist.barrier(group=self.meeting)
+        for group in (self.group, self.meeting):
+            dist.destroy_process_group(group)
 
     # --- The loop ---
 
@@ -495,7 +502,7 @@ def play(name: str, rank: int, target: str, port: int, seed: int) -> None:
         scenario(r)
         r.check()
         assert name == "fault" or r.shim.counts["faults"] == 0
-        r.w.close()
+        r.close()
         dist.barrier()
 
 

@@ -20,18 +20,21 @@ a reduction that the others do not enter. Its length is fixed. A rank alone redu
 
 # Errors
 A rank that faults votes against everything, and still takes part. When ranks find that their machines
-differ, all end them and go on. A rank that gives up for good takes the others with it.
+differ, all end them and go on. A rank that gives up for good takes the others with it. What raises for one machine
+keeps none of the others from what was agreed on.
 """
 
 from __future__ import annotations
 
 import logging
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from . import offers
 from ._channel_layout import AbortReason, Outcome
 from .ranks import Alone, Ranks
+from .requests import Request
 from .restore import Place, Restore, RestoreState
 from .restores import Restores
 from .save import Save, SaveState
@@ -57,6 +60,8 @@ class Lockstep(Restores):
         self._boot = 0
         self._turn = 0
         self._on_ballot: list[Save | Restore] = []
+        self._met: list[Exception] = []
+        """What went wrong in what is being done."""
 
     @property
     def alone(self) -> bool:
@@ -153,12 +158,23 @@ class Lockstep(Restores):
             far, farthest, low, high = agreed[at : at + _FIELDS]
             at += _FIELDS
             if isinstance(machine, Save):
-                self._act_on_save(machine, far, -farthest, low, -high)
+                self._each(self._act_on_save, machine, far, -farthest, low, -high)
             else:
-                self._act_on_restore(machine, far, low, -high)
+                self._each(self._act_on_restore, machine, far, -farthest, low, -high)
         if joined and -first_ <= last:
             for conversation in offers.take(self.session, -first_, last):
-                self._offer_again(conversation)
+                for request in list(self.requests.values()):
+                    self._each(self._offer_again, request, conversation)
+        faults, self._met = self._met, []
+        if faults:
+            raise faults[0]
+
+    def _each(self, act: Callable[..., None], *args: Any) -> None:
+        """One of the things that were agreed on. The other ranks do all of them, and so does this one."""
+        try:
+            act(*args)
+        except Exception as fault:
+            self._met.append(fault)
 
     def _act_on_save(self, save: Save, far: int, farthest: int, low: int, high: int) -> None:
         if save.number not in self.saves:
@@ -182,11 +198,15 @@ class Lockstep(Restores):
             save.end(self, None, self.now)
             self._end_save(save, "ok")
 
-    def _act_on_restore(self, restore: Restore, far: int, low: int, high: int) -> None:
+    def _act_on_restore(self, restore: Restore, far: int, farthest: int, low: int, high: int) -> None:
         if restore not in self.restores:
             return
         if far == 0:
+            node, request = restore.known, restore.request
             self._end(restore, restore.failed or Outcome.OTHER_RANK)
+            if farthest == 0 and low == 1 and node is not None and request.req is not None:
+                # All ranks heard that nothing is stored: not even what they took for known.
+                self._offer_anew(request, restore.device_boundary, node)
         elif restore.state is RestoreState.PLACED:
             if restore.admitted:
                 # It holds its own lock.
@@ -234,14 +254,17 @@ class Lockstep(Restores):
         for restore in list(self.restores):
             self._end(restore, Outcome.OTHER_RANK)
 
-    def _offer_again(self, conversation: str) -> None:
+    def _offer_again(self, request: Request, conversation: str) -> None:
         """The daemon wants the states of a conversation, or of all: the deepest of each request that is known."""
-        for request in list(self.requests.values()):
-            names, tokens = request.names, request.tokens
-            if tokens is None or conversation not in ("", names.session_id or names.rid):
-                continue
-            key = self.tree.key(request, len(tokens) // self.tree.page_size * self.tree.page_size)
-            boundary, node = self.tree.state_node(key)
-            if boundary > 0:
-                self._known.pop(node, None)
-                self._state(request.req, names, tokens, boundary, node, True)
+        names, tokens = request.names, request.tokens
+        if tokens is None or conversation not in ("", names.session_id or names.rid):
+            return
+        key = self.tree.key(request, len(tokens) // self.tree.page_size * self.tree.page_size)
+        boundary, node = self.tree.state_node(key)
+        if boundary > 0:
+            self._offer_anew(request, boundary, node)
+
+    def _offer_anew(self, request: Request, boundary: int, node: int) -> None:
+        """A state that the daemon may have had, and lacks."""
+        self._known.pop(node, None)
+        self._state(request.req, request.names, request.tokens, boundary, node, True)

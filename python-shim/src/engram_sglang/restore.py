@@ -158,6 +158,10 @@ class Restore:
         self.placed_at = 0
         self.asked: float | None = None
         """When the daemon was asked: it is told the tokens before."""
+        self.known: int | None = None
+        """The node of `device_boundary`, if the daemon has had its state."""
+        self.nothing_stored = False
+        """The daemon has nothing of the path."""
         self.failed: Outcome | None = None
         """Why it came to nothing on this rank; it ends when all ranks know."""
 
@@ -165,7 +169,7 @@ class Restore:
     def ballot(self) -> tuple[int, int]:
         """How far this rank is, and with which boundary, of a restore that is not placed."""
         if self.failed is not None:
-            return 0, 0
+            return 0, int(self.nothing_stored)
         if self.state is RestoreState.LOOKUP:
             return 1, 0
         filled = self.state is RestoreState.FILLED

@@ -31,7 +31,6 @@ class Restores(Saves):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.restores: list[Restore] = []
-        self._ticks = 0
         self._unfilled = Loans()
         self._handlers |= {
             LookupResult: self._on_lookup_result,
@@ -151,6 +150,7 @@ class Restores(Saves):
         if not message.lease:
             reason = message.reason or Miss.NOTHING_STORED
             self.counts["miss_" + reason.name.lower()] += 1
+            restore.nothing_stored = reason is Miss.NOTHING_STORED
             restore.fail(self, Outcome.ABORTED)
             return
         try:

@@ -19,6 +19,7 @@ from .seam import Names
 
 _SAVES = 256
 _KNOWN = 1 << 16
+_KNOWN_TICKS = 1 << 15
 
 
 class Saves(Requests):
@@ -31,7 +32,9 @@ class Saves(Requests):
         """The tree may hold what older weights computed."""
         self._save_ports = _SavePorts(self)
         self._save_numbers = 0
-        self._known: dict[int, None] = {}
+        self._known: dict[int, int] = {}
+        """Nodes whose states are at the daemon, and the tick in which that was heard. The oldest first."""
+        self._ticks = 0
         self._lent = Loans()
         self._handlers |= {
             Want: self._on_want,
@@ -59,9 +62,12 @@ class Saves(Requests):
         if self.stale_tree:
             self.counts["save_dropped_stale_tree"] += 1
             return
-        if node in self._known:
-            return
         request = self.requests.get(names.rid)
+        if self._is_known(node):
+            if request is not None and request.req is req and request.restore is not None:
+                restore = request.restore
+                restore.known = node if restore.device_boundary == boundary else restore.known
+            return
         if request is None or request.req is not req:
             if request is not None:
                 self._close(request, None)
@@ -205,9 +211,19 @@ class Saves(Requests):
 
     def _know(self, node: int) -> None:
         """The state of this node is at the daemon: no need to offer it again."""
-        self._known[node] = None
+        self._known.pop(node, None)
+        self._known[node] = self._ticks
         if len(self._known) > _KNOWN:
             del self._known[next(iter(self._known))]
+
+    def _is_known(self, node: int) -> bool:
+        """Whether it was there not long ago. The daemon does not say what it evicts or what is deleted; so what was not
+        heard of for long is offered once more. By ticks: the same on all ranks."""
+        since = self._known.get(node)
+        if since is not None and self._ticks - since > _KNOWN_TICKS:
+            del self._known[node]
+            since = None
+        return since is not None
 
     # === Ports =====================================================================================
 

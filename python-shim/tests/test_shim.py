@@ -1,4 +1,4 @@
-"""How the daemon is told long prompts, and from when on its answer is late: the real shim and channel, and a clock."""
+"""The shim by itself, over a real channel and with a clock of the test: what it tells, what it waits for, and its faults."""
 
 from __future__ import annotations
 
@@ -112,3 +112,18 @@ def test_a_hook_tells_what_there_is_time_for(told: Told, monkeypatch: pytest.Mon
     monkeypatch.setattr(requests_module, "_TELL_NS", 10_000_000_000)
     restore = told.enqueue("r", LONG)
     assert restore.asked is not None and told.shim.requests["r"].sent == LONG
+
+
+def test_what_raises_for_one_machine_keeps_no_other_from_its_turn(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks do all that was agreed on."""
+    restores = [told.enqueue(f"r{i}", 1024) for i in range(3)]
+    acted = []
+
+    def act(restore: Any, *numbers: int) -> None:
+        acted.append(restore)
+        if restore is restores[0]:
+            raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(told.shim, "_act_on_restore", act)
+    told.tick()
+    assert acted == restores and told.shim.counts["faults"] == 1 and told.shim.session is None
