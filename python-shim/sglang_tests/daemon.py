@@ -80,6 +80,17 @@ write_after = "50ms"
             body = answer.read()
         return body if raw else json.loads(body)
 
+    def delete_all(self) -> int:
+        """Deletes every snapshot; how many there were."""
+        rows = self.get("/v1/snapshots")["snapshots"]
+        for row in rows:
+            body = json.dumps({"snapshot_id": row["snapshot_id"]}).encode()
+            call = urllib.request.Request(
+                f"http://127.0.0.1:{self.port}/delete_snapshot", body, {"Content-Type": "application/json"}
+            )
+            urllib.request.urlopen(call, timeout=5).close()
+        return len(rows)
+
     def metrics(self) -> dict[str, float]:
         """Samples of /metrics, by name with labels."""
         out = {}

@@ -20,17 +20,7 @@ _ANSWERS = {
     RestoreState.FILLING: (Filled,),
 }
 # Long enough that nothing is given up while it is held.
-PATIENCE = {"lookup_ms": 20_000, "restore_ms": 20_000, "hold_ms": 20_000, "save_ms": 20_000, "gather_ms": 20_000}
-
-
-class _HeldEvent:
-    """An event that is not done before it is let go, whatever became of the copy."""
-
-    def __init__(self, event: Any, held: Held) -> None:
-        self._event, self._held = event, held
-
-    def done(self) -> bool:
-        return self._held.released and self._event.done()
+PATIENCE = {"lookup_ms": 20_000, "restore_ms": 20_000, "hold_ms": 20_000, "save_ms": 20_000}
 
 
 class Held:
@@ -41,18 +31,15 @@ class Held:
         self.released = False
         self._late: list[Any] = []
         self._patch = pytest.MonkeyPatch()
-        shim, copier = world.shim, world.shim.copier
+        shim = world.shim
         if state in _ANSWERS:
             for answer in _ANSWERS[state]:
                 self._patch.setitem(shim._handlers, answer, self._late.append)
         elif state is SaveState.GATHERING:
-            submit = copier.submit
-
-            def held_back(copy: Any, *, before_next: bool) -> Any:
-                event = submit(copy, before_next=before_next)
-                return event if before_next else _HeldEvent(event, self)
-
-            self._patch.setattr(copier, "submit", held_back)
+            # No room for KV: for a state, there is.
+            take, state_bytes = shim._save_ports.take_room, shim.pools.state_bytes
+            self._patch.setattr(shim._save_ports, "room", lambda: 0)
+            self._patch.setattr(shim._save_ports, "take_room", lambda size: take(size) if size == state_bytes else None)
         elif state is RestoreState.LEASED:
             self._patch.setattr(Restore, "consider", lambda restore, ports, now: None)
         elif state is RestoreState.FILLED:

@@ -32,6 +32,7 @@ from engram_sglang import saves as saves_module
 from engram_sglang._channel_layout import CloseReason, Drain, Want
 from engram_sglang.ranks import Alone, Group
 from engram_sglang.restore import RestoreState
+from engram_sglang.save import Save, SaveState
 from engram_sglang.seam import Room
 from engram_sglang.settings import Settings
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
@@ -55,7 +56,7 @@ class Rank:
         self.w = w = World(settings=settings, armed=False, seed=seed, **{**MODE, **how})
         with torch.no_grad():
             w.model.bias.fill_(float(rank))
-        group = dist.new_group(backend="gloo")
+        self.group = group = dist.new_group(backend="gloo")
         ranks: Any = Alone() if self.apart else Group(group)
         w.shim = plugin.arm(
             w.tree, w.ctx, w.pools, settings, copier=w.copier, ranks=ranks, everyone=Group(group)
@@ -94,6 +95,13 @@ class Rank:
             return run_batch(work)
 
         w.run_batch = batch
+
+    def close(self) -> None:
+        """The server ends on all ranks, and the threads of their groups with it."""
+        self.w.close()
+        dist.barrier(group=self.meeting)
+        for group in (self.group, self.meeting):
+            dist.destroy_process_group(group)
 
     # --- The loop ---
 
@@ -365,8 +373,18 @@ def broken_daemon(r: Rank) -> None:
         r.patch.setattr(tx, "push", broken)
     for want in wants:
         handlers[Want](want)
-    r.step()
-    assert sum(entry[1] == "lock_kv" for entry in r.log) == 2, "both saves began, or none"
+    begun: list[Any] = []
+    step = Save.step
+
+    def noted(self: Any, to: Any, now: float) -> None:
+        step(self, to, now)
+        if to is SaveState.GATHERING:
+            begun.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Save, "step", noted)
+        r.step()
+    assert len(begun) == 2, "both saves began, or none"
     r.settle()
     assert r.shim.counts["save_ok"] == 0
     r.join()
@@ -539,7 +557,7 @@ def play(name: str, rank: int, target: str, port: int, seed: int) -> None:
         scenario(r)
         r.check()
         assert name == "fault" or r.shim.counts["faults"] == 0
-        r.w.close()
+        r.close()
         dist.barrier()
 
 

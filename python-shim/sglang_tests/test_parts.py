@@ -19,7 +19,7 @@ RING = 512 << 10
 SIZE = {"rows": 20_480, "context": 8192, "chunk": 2048}
 MODE = {"page_size": 64, "overlap": True, "lag": 2, **SIZE}
 PROMPT, BOUNDARY = 6000, 5952
-PATIENCE = {"ring_bytes": RING, "lookup_ms": 20_000, "restore_ms": 20_000, "save_ms": 20_000, "hold_ms": 20_000, "gather_ms": 20_000}
+PATIENCE = {"ring_bytes": RING, "lookup_ms": 20_000, "restore_ms": 20_000, "save_ms": 20_000, "hold_ms": 20_000}
 
 
 def saved(w: Any, prompt: list[int]) -> Any:

@@ -280,3 +280,21 @@ def test_ring_and_locks_are_given_back(world: Any, shared_daemon: Any, seed: int
     assert shim.session.ring.space.taken == 0
     assert not shim.restores and not shim.saves and not shim.outbox and not shim.requests
     assert w.tree.full_protected_size() == 0 and w.tree.mamba_protected_size() == 0
+
+
+def test_a_rejected_request_of_the_same_rid_ends_nothing(world: Any, shared_daemon: Any, seed: int) -> None:
+    """It is turned away at the door, while the first one of that name is restored."""
+    w = world(shared_daemon, **MODE)
+    prompt = words(seed, 700)
+    saved(w, prompt)
+    first = w.request(prompt + [1, 2, 3], new=4, rid="same")
+    known = w.shim.requests["same"]
+    w.scheduler.max_queued_requests = 1
+    w.request(words(seed + 1, 300), new=4, rid="same")
+    assert w.scheduler.waiting_queue == [first] and w.aborted == ["same"]
+    assert w.shim.requests["same"] is known and w.shim.restores == [known.restore]
+    w.scheduler.max_queued_requests = None
+    w.run(first)
+    assert w.admitted_prefix["same"] == 640
+    settle(w)
+    w.check()

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from engram_sglang import saves
+
 MODES = [
     pytest.param({"page_size": 1, "extra_buffer": True}, id="page1-extra"),
     pytest.param({"page_size": 64, "extra_buffer": True}, id="page64-extra"),
@@ -144,3 +146,32 @@ def test_other_weights_find_nothing(world: Any, shared_daemon: Any, seed: int) -
     second = other.request(prompt, new=2)
     other.run(second)
     assert other.admitted_prefix[second.rid] == 0
+
+
+@pytest.mark.parametrize("looks", [True, False], ids=["looked-for", "in-time"])
+def test_what_the_daemon_lost_is_saved_again(world: Any, daemon: Any, looks: bool, seed: int, monkeypatch: Any) -> None:
+    """A hot prefix stays on the device while its snapshot is deleted: its next turn brings it there again."""
+    d = daemon()
+    w = world(d, page_size=64)
+    prompt = words(seed, 700)
+    w.run(w.request(prompt, new=4))
+    settle(w)
+    assert w.shim.counts["save_ok"] == 1 and d.delete_all() == 1
+    if looks:
+        # Enough that is new to ask for.
+        w.run(w.request(prompt[:640] + words(seed + 1, 100), new=2))
+        assert w.shim.counts["miss_nothing_stored"] == 2
+    else:
+        offers = w.shim.counts["offers"]
+        w.run(w.request(prompt, new=4))
+        settle(w)
+        assert w.shim.counts["offers"] == offers, "what is known is not offered"
+        monkeypatch.setattr(saves, "_KNOWN_TICKS", 1)
+        w.run(w.request(prompt, new=4))
+    settle(w)
+    w.flush()
+    again = w.request(prompt[:640] + words(seed + 2, 40), new=4)
+    w.run(again)
+    assert w.admitted_prefix[again.rid] == 640, w.shim.counts
+    settle(w)
+    w.check()

@@ -189,6 +189,9 @@ class Tree(CacheTree):
     def state_match(self, key: Any) -> int:
         found = self.cache.match_prefix(MatchPrefixParams(key=key))
         self._matched = (key, found)
+        return self._boundary(found)
+
+    def _boundary(self, found: Any) -> int:
         return len(found.device_indices)
 
     def full_match(self, key: Any) -> tuple[int, int]:
@@ -209,8 +212,11 @@ class Tree(CacheTree):
             node, at = child, at + len(child.key)
         return at, node.id
 
-    def rows(self, node: int, start: int) -> tuple[int, int, Any]:
-        path, at = [], self.core.node_by_id(node)
+    def rows(self, node: int, start: int) -> tuple[int, int, Any] | None:
+        try:
+            path, at = [], self.core.node_by_id(node)
+        except KeyError:
+            return None
         while at is not self.core.root_node:
             path.append(at)
             at = at.parent

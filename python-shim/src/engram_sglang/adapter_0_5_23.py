@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from . import cache
@@ -100,8 +99,11 @@ class EngramRadixCache(EngramCache):
             shim.admitted(rid, known.req.prefix_len)
 
     def release_aborted_request(self, request: Any) -> None:
-        if self.shim is not None:
-            self.shim.dropped(request.rid)
+        shim = self.shim
+        known = shim.requests.get(request.rid) if shim is not None else None
+        # Another request of that rid may be dropped while this one goes on: its handle is another one, though equal.
+        if shim is not None and known is not None and getattr(known.req, "cache_request_handle", None) is request:
+            shim.dropped(request.rid, known.req)
 
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         super().on_release(req, checkpointed=checkpointed)
@@ -129,11 +131,14 @@ class Tree(CacheTree):
         length, node, _ = self.core.match_full_device_prefix(key)
         return length, node
 
-    def state_match(self, key: Any) -> int:
-        return self.cache.match_prefix(MatchPrefixParams(key=key)).device_prefix_len
+    def _boundary(self, found: Any) -> int:
+        return found.device_prefix_len  # type: ignore[no-any-return]
 
-    def rows(self, node: int, start: int) -> tuple[int, int, Any]:
-        (path,) = self.core.collect_path_info([node])
+    def rows(self, node: int, start: int) -> tuple[int, int, Any] | None:
+        try:
+            (path,) = self.core.collect_path_info([node])
+        except KeyError:
+            return None
         first, above = 0, self.cache.root_node_handle()
         for step in path:
             if step.path_end > start:

@@ -2,8 +2,8 @@
 
 # What
 Each rank has a daemon link of its own, which may be absent, slow or new. But what the tree or the gate can
-feel must happen in the same tick on all ranks: that a save locks KV, and lets it go; that a restore is placed,
-asked for again, or given up; that a save is known to be stored. So each machine has a *ballot*: how far this
+feel must happen in the same tick on all ranks: that a restore is placed, asked for again, or given up; that a save is
+known to be stored. So each machine has a *ballot*: how far this
 rank is. The ranks take the smallest of each (`Ranks.minimum`), and a machine moves when all ranks are as far.
 What one rank gives up, all give up. Whatever the tree cannot feel (messages, copies, room in the ring) stays
 with each rank.
@@ -20,18 +20,21 @@ a reduction that the others do not enter. Its length is fixed. A rank alone redu
 
 # Errors
 A rank that faults votes against everything, and still takes part. When ranks find that their machines
-differ, all end them and go on. A rank that gives up for good takes the others with it.
+differ, all end them and go on. A rank that gives up for good takes the others with it. What raises for one machine
+keeps none of the others from what was agreed on.
 """
 
 from __future__ import annotations
 
 import logging
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from . import offers
 from ._channel_layout import AbortReason, CloseReason, Outcome
 from .ranks import Alone, Ranks
+from .requests import Request
 from .restore import Place, Restore, RestoreState
 from .restores import Restores
 from .save import Save, SaveState
@@ -58,6 +61,8 @@ class Lockstep(Restores):
         self._boot = 0
         self._turn = 0
         self._on_ballot: list[Save | Restore] = []
+        self._met: list[Exception] = []
+        """What went wrong in what is being done."""
 
     @property
     def alone(self) -> bool:
@@ -162,15 +167,26 @@ class Lockstep(Restores):
         votes = [agreed[at : at + _FIELDS] for at in range(_HEAD, _HEAD + _FIELDS * len(machines), _FIELDS)]
         # Steps that walk the tree or copy come one a tick, those of restores first, as their requests wait.
         self._may_begin = True
-        for machine, (far, _, low, high) in zip(machines, votes):
+        for machine, (far, farthest, low, high) in zip(machines, votes):
             if isinstance(machine, Restore):
-                self._act_on_restore(machine, far, low, -high)
+                self._each(self._act_on_restore, machine, far, -farthest, low, -high)
         for machine, (far, farthest, low, high) in zip(machines, votes):
             if isinstance(machine, Save):
-                self._act_on_save(machine, far, -farthest, low, -high)
+                self._each(self._act_on_save, machine, far, -farthest, low, -high)
         if joined and -first_ <= last:
             for conversation in offers.take(self.session, -first_, last):
-                self._offer_again(conversation)
+                for request in list(self.requests.values()):
+                    self._each(self._offer_again, request, conversation)
+        faults, self._met = self._met, []
+        if faults:
+            raise faults[0]
+
+    def _each(self, act: Callable[..., None], *args: Any) -> None:
+        """One of the things that were agreed on. The other ranks do all of them, and so does this one."""
+        try:
+            act(*args)
+        except Exception as fault:
+            self._met.append(fault)
 
     def _act_on_save(self, save: Save, far: int, farthest: int, low: int, high: int) -> None:
         if save.number not in self.saves:
@@ -191,18 +207,20 @@ class Lockstep(Restores):
             if self._may_begin:
                 self._may_begin = False
                 save.start(self._save_ports, self.now)
-        elif save.state is SaveState.GATHERING and far >= 4:
-            save.let_go(self._save_ports, self.now)
-        if far == 6:
+        if far == 4:
             self._know(save.node)
             save.end(self, None, self.now)
             self._end_save(save, "ok")
 
-    def _act_on_restore(self, restore: Restore, far: int, low: int, high: int) -> None:
+    def _act_on_restore(self, restore: Restore, far: int, farthest: int, low: int, high: int) -> None:
         if restore not in self.restores:
             return
         if far == 0:
+            node, request = restore.known, restore.request
             self._end(restore, restore.failed or Outcome.OTHER_RANK)
+            if farthest == 0 and low == 1 and node is not None and request.req is not None:
+                # All ranks heard that nothing is stored: not even what they took for known.
+                self._offer_anew(request, restore.device_boundary, node)
         elif restore.state is RestoreState.PLACED:
             if restore.admitted:
                 # It holds its own lock.
@@ -213,8 +231,9 @@ class Lockstep(Restores):
             # Not all ranks got the same: the smallest is what all can have.
             if restore.boundary > low:
                 self._ask_again(restore, low)
-        elif far in (3, 4, 6) and self._may_begin:
+        elif far in (3, 4, 6) and self._may_begin and self._may_fit(restore):
             # 3: it streams on one rank at least, and then all take rows.
+            self._may_begin = False
             place = self.take_stock(restore) if far == 3 else restore.try_place(self, self.now)
             self._may_begin = place is Place.NO_ROOM
             self._came_to(restore, place)
@@ -223,11 +242,26 @@ class Lockstep(Restores):
         """What follows from a try to take rows, or to place."""
         if place is Place.LESS_KV:
             self._ask_anew(restore)
-        elif place is Place.NO_ROOM and not self._placed() and self.tree.room(restore.request).idle:
-            # Nothing runs that could make room.
-            self._end(restore, Outcome.NO_DEVICE_ROOM)
+        elif place is Place.NO_ROOM:
+            room = self.tree.room(restore.request)
+            self._refused(restore, room)
+            if room.idle and not self._placed():
+                # Nothing runs that could make room.
+                self._end(restore, Outcome.NO_DEVICE_ROOM)
         elif place is Place.AS_DEEP:
             self._end(restore, Outcome.DEVICE_AS_DEEP)
+
+    def _yield_room(self) -> None:
+        """Gives back what is held where SGLang needs it in this iteration: it admitted what runs before, and does not
+        survive that there is no room. On all ranks in the same tick: what they hold and what they need are the same."""
+        holding = [r for r in self.restores if r.hold is not None or r.stock is not None]
+        while holding and self.tree.is_short():
+            restore = holding.pop()
+            if restore.stock is not None:
+                self._end(restore, Outcome.NO_DEVICE_ROOM)
+            else:
+                self.unhold(restore)
+                self.counts["holds_yielded"] += 1
 
     def _end_all(self, why: str) -> None:
         """Ends every machine, here and now. For what all ranks know."""
@@ -237,14 +271,17 @@ class Lockstep(Restores):
         for restore in list(self.restores):
             self._end(restore, Outcome.OTHER_RANK)
 
-    def _offer_again(self, conversation: str) -> None:
+    def _offer_again(self, request: Request, conversation: str) -> None:
         """The daemon wants the states of a conversation, or of all: the deepest of each request that is known."""
-        for request in list(self.requests.values()):
-            names, tokens = request.names, request.tokens
-            if tokens is None or conversation not in ("", names.session_id or names.rid):
-                continue
-            key = self.tree.key(request, len(tokens) // self.tree.page_size * self.tree.page_size)
-            boundary, node = self.tree.state_match(key), self.tree.state_node(key)
-            if boundary > 0:
-                self._known.pop(node, None)
-                self._state(request.req, names, tokens, boundary, node, True)
+        names, tokens = request.names, request.tokens
+        if tokens is None or conversation not in ("", names.session_id or names.rid):
+            return
+        key = self.tree.key(request, len(tokens) // self.tree.page_size * self.tree.page_size)
+        boundary, node = self.tree.state_node(key)
+        if boundary > 0:
+            self._offer_anew(request, boundary, node)
+
+    def _offer_anew(self, request: Request, boundary: int, node: int) -> None:
+        """A state that the daemon may have had, and lacks."""
+        self._known.pop(node, None)
+        self._state(request.req, request.names, request.tokens, boundary, node, True)

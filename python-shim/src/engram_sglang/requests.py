@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any
 
 from . import channel
@@ -16,8 +17,9 @@ _SESSION, _EXTRA_KEY = int(RequestFlags.HAS_SESSION), int(RequestFlags.HAS_EXTRA
 _CACHE_SALT, _TENANT = int(RequestFlags.HAS_CACHE_SALT), int(RequestFlags.HAS_TENANT)
 _NOT_SAVED = int(RequestFlags.NOT_SAVED)
 
-# Token ids told in one hook: a quarter of a megabyte. What is left follows with the next ticks.
-TOKENS_AT_ONCE = 32768
+# Time in which token ids are told in one hook or tick, looked at after each so many of them. What is left follows with
+# the next ones.
+_TELL_NS, _TELL_AT_ONCE = 60_000, 8192
 
 
 class Request:
@@ -45,7 +47,11 @@ class Requests(Talk):
         self.requests: dict[str, Request] = {}
         """What SGLang knows, by rid. Each is opened at the daemon when there is something to say of it."""
         self._numbers = 0
-        self._token_budget = TOKENS_AT_ONCE
+        self._tell_ns = _TELL_NS
+
+    def _may_tell(self) -> None:
+        """A hook or a tick begins that may tell tokens."""
+        self._tell_ns = _TELL_NS
 
     def _left(self, session: Session) -> None:
         super()._left(session)
@@ -91,7 +97,7 @@ class Requests(Talk):
         session = self.session
         if session is None:
             return False
-        if request.sent < upto and self._token_budget > 0:
+        if request.sent < upto and self._tell_ns > 0:
             if self.outbox:
                 return False
             try:
@@ -104,14 +110,20 @@ class Requests(Talk):
     def _push_tokens(self, session: Session, request: Request, tokens: Any, upto: int) -> None:
         """Writes tokens up to `upto`, as far as there is room and may be told at once. Raises Broken."""
         parts = tokens if isinstance(tokens, tuple) else (tokens,)
-        first = 0
+        first, began = 0, time.perf_counter_ns()
+        until = began + self._tell_ns
         for part in parts:
-            start, end = request.sent, min(upto, first + len(part), request.sent + max(0, self._token_budget))
-            if first <= start < end:
-                with memoryview(part) as view, view[start - first : end - first] as rest:
-                    told = session.end.tx.push_tokens(request.number, start, rest)
-                request.sent += told
-                self._token_budget -= told
+            last = min(upto, first + len(part))
+            if first <= request.sent < last:
+                with memoryview(part) as view:
+                    while request.sent < last and self._tell_ns > 0:
+                        start = request.sent
+                        end = min(last, start + _TELL_AT_ONCE)
+                        with view[start - first : end - first] as rest:
+                            request.sent += session.end.tx.push_tokens(request.number, start, rest)
+                        self._tell_ns = until - time.perf_counter_ns()
+                        if request.sent < end:
+                            return
             first += len(part)
 
     def _over(self, request: Request) -> None:

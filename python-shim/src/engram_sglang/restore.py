@@ -9,14 +9,15 @@ LOOKUP -> LEASED -> FILLING -> FILLED -> PLACED -> ENDED
 - *FILLING*: the request was considered for admission for the first time; pieces come into the ring, in one run.
 - *FILLED*: all bytes are in the ring. Still nothing of SGLang is held.
 - *PLACED*: one tick took rows and a slot, queued the copy, made the forward wait for it, and inserted the
-  node. A lock keeps its KV until the request holds its own, but not for ever: it is a kindness, not a need. The
-  state is not locked: it is the last that eviction would choose, and so no slot is missing to anybody.
+  node. A lock keeps its KV until the request holds its own, but not for ever, nor where what runs needs the room: it is
+  a kindness, not a need. The state is not locked: it is the last that eviction would choose, and so no slot is missing to anybody.
 - *ENDED*: over, however. The request is not held back any more.
 
 A prefix that is larger than the ring *streams*: while it is FILLING it takes rows and a slot first (`Stock`), and the
 KV of the device that it builds on is locked. Then it comes in parts: while one is copied on from the ring into its
 rows, the daemon fills the next, and the room of each goes back as soon as its copy is over. What is in the rows is
-nobody's before the last part is there; it is FILLED then, and PLACED like any other. Rows and slot go back when it ends.
+nobody's before the last part is there; it is FILLED then, and PLACED like any other. Rows and slot go back when it ends;
+and it ends where what runs needs the room.
 
 Taking the rows, PLACED and ENDED can be felt in the tree and by the request: all ranks of a server go there in the same tick, and
 only from a snapshot of the same boundary. Before that, each says by its `ballot` how far it is. What goes wrong on
@@ -145,11 +146,22 @@ class Restore:
         self.outcome: Outcome | None = None
         self.hold: Any = None
         self.tries = 0
+        self.refused = 0
+        """How often there was no room to place it, or for its rows, where that was looked at closely."""
+        self.next_try = 0
+        """The tick in which that is looked at again at the latest."""
+        self.room: Any = None
+        """What there was; and it is looked at again when there is `lacking` more."""
+        self.lacking = 0
         self.reused = 0
         self.admitted = False
         self.placed_at = 0
-        self.asked = False
-        """The daemon was asked."""
+        self.asked: float | None = None
+        """When the daemon was asked: it is told the tokens before."""
+        self.known: int | None = None
+        """The node of `device_boundary`, if the daemon has had its state."""
+        self.nothing_stored = False
+        """The daemon has nothing of the path."""
         self.failed: Outcome | None = None
         """Why it came to nothing on this rank; it ends when all ranks know."""
 
@@ -157,7 +169,7 @@ class Restore:
     def ballot(self) -> tuple[int, int]:
         """How far this rank is, and with which boundary, of a restore that is not placed."""
         if self.failed is not None:
-            return 0, 0
+            return 0, int(self.nothing_stored)
         if self.state is RestoreState.LOOKUP:
             return 1, 0
         filled = self.state is RestoreState.FILLED
@@ -283,7 +295,7 @@ class Restore:
         """Gives the lease back and waits for the answer to another lookup."""
         self._let_go(ports, outcome, 0)
         ports.give_stock(self)
-        self.attempt, self.asked = attempt, False
+        self.attempt, self.asked = attempt, None
         self.tries += 1
         self.step(RestoreState.LOOKUP, now)
 

@@ -17,8 +17,12 @@ from .requests import Request
 from .restore import Place, Restore, RestoreState, Stock
 from .ring import UNIT
 from .saves import Saves
+from .seam import Room
 
 _TRIES = 4
+# A restore that finds no room is tried again when there is more, or after so many ticks at most: each try walks along
+# its prefix in the tree.
+_LONGEST_PAUSE = 32
 
 
 class Restores(Saves):
@@ -27,7 +31,6 @@ class Restores(Saves):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.restores: list[Restore] = []
-        self._ticks = 0
         self._unfilled = Loans()
         self._handlers |= {
             LookupResult: self._on_lookup_result,
@@ -49,17 +52,17 @@ class Restores(Saves):
     def _ask(self, restore: Restore) -> None:
         """Asks the daemon, once it has the tokens."""
         request = restore.request
-        if restore.asked or not self._tell_tokens(request, request.tokens, len(request.tokens)):
+        if restore.asked is not None or not self._tell_tokens(request, request.tokens, len(request.tokens)):
             return
-        restore.asked = self._push(
-            Lookup(
-                req=request.number,
-                attempt=restore.attempt,
-                max_boundary=restore.maximum,
-                device_boundary=restore.device_boundary,
-                device_kv=restore.device_kv,
-            )
+        lookup = Lookup(
+            req=request.number,
+            attempt=restore.attempt,
+            max_boundary=restore.maximum,
+            device_boundary=restore.device_boundary,
+            device_kv=restore.device_kv,
         )
+        if self._push(lookup):
+            restore.asked = self.now
 
     def _end_restore(self, request: Request, outcome: Outcome) -> None:
         if request.restore is not None:
@@ -88,8 +91,11 @@ class Restores(Saves):
         now, settings = self.now, self.settings
         if restore.failed is not None or restore.state is RestoreState.PLACED:
             return
-        considered = restore.considered
-        if restore.state is RestoreState.LOOKUP and (now - restore.since) * 1000 > settings.lookup_ms:
+        considered, asked = restore.considered, restore.asked
+        if restore.state is RestoreState.LOOKUP and considered is None:
+            # A daemon that cannot be told its tokens is not waited for longer than one that cannot bring them.
+            considered = restore.since
+        if restore.state is RestoreState.LOOKUP and asked is not None and (now - asked) * 1000 > settings.lookup_ms:
             restore.fail(self, Outcome.DEADLINE)
         elif considered is not None and (now - considered) * 1000 > settings.restore_ms:
             restore.fail(self, Outcome.DEADLINE)
@@ -144,6 +150,7 @@ class Restores(Saves):
         if not message.lease:
             reason = message.reason or Miss.NOTHING_STORED
             self.counts["miss_" + reason.name.lower()] += 1
+            restore.nothing_stored = reason is Miss.NOTHING_STORED
             restore.fail(self, Outcome.ABORTED)
             return
         try:
@@ -298,6 +305,26 @@ class Restores(Saves):
             self.tree.unlock(stock.lock)
         return Place.DONE
 
+    def _may_fit(self, restore: Restore) -> bool:
+        """Whether to look closely for room, which takes a walk along the prefix. The same on all ranks."""
+        if restore.stock is not None or self._ticks >= restore.next_try > 0:
+            return True
+        room, then = self.tree.room(restore.request), restore.room
+        if then is not None:
+            grown = room.tokens - then.tokens >= restore.lacking > 0
+            return grown or room.requests > then.requests or room.idle > then.idle
+        restore.lacking = restore.boundary - min(restore.device_kv, restore.boundary) - room.tokens
+        if room.idle or restore.lacking <= 0:
+            return True
+        # As far as it is known what the device has. It may have got more: that is seen later.
+        self._refused(restore, room)
+        return False
+
+    def _refused(self, restore: Restore, room: Room) -> None:
+        """There was no room: it is tried again, ever more seldom."""
+        restore.next_try = self._ticks + min(1 << restore.refused, _LONGEST_PAUSE)
+        restore.refused, restore.room = restore.refused + 1, room
+
     def _kv_of(self, key: Any, boundary: int) -> tuple[int, int]:
         """How much KV of the key the device has, in whole pages, and its node."""
         have, node = self.tree.full_match(key)
@@ -307,6 +334,7 @@ class Restores(Saves):
         """Rows and a slot, if what runs leaves so many."""
         room = self.tree.room(restore.request)
         others = sum(r.stock is not None for r in self.restores)
+        restore.lacking = tokens - room.tokens
         if room.tokens < tokens or room.requests <= self._placed() + others:
             return None
         return self.tree.take(tokens)

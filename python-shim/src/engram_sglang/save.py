@@ -6,16 +6,17 @@ OFFERED -> GATHERING -> DRAINING -> SETTLING -> ENDED
 
 - *OFFERED*: the daemon was told, and the state is on its way into the ring. Nothing of SGLang is held: the
   state's slot may be evicted and used again, as its copy was queued before anything that could write to it.
-- *GATHERING*: the daemon said which KV it lacks. Its path in the tree is locked, without the state, and
-  its pieces go into the ring in runs, as there is room. The only state that holds anything of SGLang, and the
-  shortest: it ends with the last copy, or at a deadline.
-- *DRAINING*: all bytes are in the ring, the lock is gone. The daemon copies them out.
+- *GATHERING*: the daemon said which KV it lacks. Its pieces go into the ring in runs, as there is room. Here, too,
+  nothing of SGLang is held: what it writes next waits for the copies that are queued, and before each of them the
+  path is looked up again. If it was evicted in between, the save comes to nothing. A lock would keep room from
+  SGLang that it counted on when it admitted requests, and it does not survive that.
+- *DRAINING*: all copies are queued. The daemon copies out what is in the ring.
 - *SETTLING*: all are out. The daemon makes the snapshot visible.
 - *ENDED*: over, however.
 
-The steps OFFERED -> GATHERING and GATHERING -> DRAINING, and the end, can be felt in the tree: all ranks of a
-server take them in the same tick (`start`, `let_go`, `end`). Before that, each says by its `ballot` how far it is.
-What goes wrong on one rank makes its save *fail*: its room in the ring goes back at once, its lock with the end.
+A save begins to gather, and ends, on all ranks of a server in the same tick (`start`, `end`): so they know that
+they were asked for the same, and whether all of them have it. Before that, each says by its `ballot` how far it is.
+What goes wrong on one rank makes its save *fail*: its room in the ring goes back at once.
 
 A save may end in every state. What it holds goes back then, but room in the ring that a copy of either
 side may still use is only given back when that copy is over: see `Ports.retire` and `Ports.lend`.
@@ -45,7 +46,7 @@ class SaveState(enum.Enum):
 
 
 _STEPS = {
-    SaveState.OFFERED: (SaveState.GATHERING, SaveState.DRAINING, SaveState.ENDED),
+    SaveState.OFFERED: (SaveState.GATHERING, SaveState.ENDED),
     SaveState.GATHERING: (SaveState.DRAINING, SaveState.ENDED),
     SaveState.DRAINING: (SaveState.SETTLING, SaveState.ENDED),
     SaveState.SETTLING: (SaveState.ENDED,),
@@ -74,14 +75,8 @@ class Ports(Protocol):
     def disown(self, save: int, run: Run) -> None:
         """The room of a lent run is free once the daemon answered for all of it."""
 
-    def lock_kv(self, save: Save) -> bool:
-        """Locks the KV of the path. False: it is gone."""
-
-    def unlock_kv(self, save: Save) -> None:
-        """Ends that lock."""
-
-    def gather_kv(self, save: Save, runs: list[Run]) -> Event:
-        """Queues the copies into the rooms of `runs`, as one."""
+    def gather_kv(self, save: Save, runs: list[Run]) -> Event | None:
+        """Queues the copies into the rooms of `runs`, as one. None: the KV is gone."""
 
     def abort(self, save: int, reason: AbortReason) -> None:
         """Tells the daemon that the save is given up."""
@@ -104,10 +99,6 @@ class Save:
         """The first piece of it that has no room."""
         self.touched = False
         """The daemon was given some of it."""
-        self.lock: Any = None
-        self.rows: Any = None
-        self.first = 0
-        """The token of the first of `rows`."""
         self.tokens: Any = None
         """Until the daemon was told."""
         self.active = now
@@ -117,8 +108,6 @@ class Save:
         self.wants: int | None = None
         """What the daemon lacks, as one number for the ballot, once it said so."""
         self.need_state = True
-        self.gathered = False
-        """All its KV is in the ring."""
         self.saved = False
         """The daemon has it."""
         self.stored = False
@@ -140,12 +129,10 @@ class Save:
         if what is None:
             return 1, 0
         if self.saved:
-            return 6, what
+            return 4, what
         if self.state is SaveState.OFFERED:
             return 2, what
-        if self.state is SaveState.GATHERING:
-            return 4 if self.gathered else 3, what
-        return 5, what
+        return 3, what
 
     def step(self, to: SaveState, now: float) -> None:
         """The only way from state to state."""
@@ -179,23 +166,13 @@ class Save:
     # --- What all ranks do in the same tick ---
 
     def start(self, ports: Ports, now: float) -> None:
-        """Locks the KV that is wanted, and begins to gather it."""
+        """Begins to gather the KV that is wanted."""
         if self.state is not SaveState.OFFERED or self.parts is None or self.failed:
             return
         if not self.need_state:
             self._give_back(self.runs.pop(), ports)
-        if self.parts.count and not ports.lock_kv(self):
-            self.fail(ports, AbortReason.EVICTED, "evicted", now)
-            return
-        self.step(SaveState.GATHERING if self.parts.count else SaveState.DRAINING, now)
+        self.step(SaveState.GATHERING, now)
         self.pump(ports, now)
-
-    def let_go(self, ports: Ports, now: float) -> None:
-        """Ends the lock: all is gathered."""
-        if self.state is SaveState.GATHERING:
-            ports.unlock_kv(self)
-            self.step(SaveState.DRAINING, now)
-            self.pump(ports, now)
 
     # --- Work ---
 
@@ -203,7 +180,8 @@ class Save:
         """Does what can be done now."""
         if self.failed or self.state not in (SaveState.GATHERING, SaveState.DRAINING):
             return
-        held = self._gather(ports, now)
+        if self.state is SaveState.GATHERING and not self._gather(ports, now):
+            return
         for run in self.runs:
             if run.lent:
                 continue
@@ -211,17 +189,16 @@ class Save:
                 if ports.lend(self.number, run):
                     run.lent, run.event, self.touched = True, None, True
                     self.active = now
-            elif run.kind is Kind.KV:
-                held = True
         if self.failed:
             # The session ended in between.
             return
-        self.gathered = not held
+        if self.state is SaveState.GATHERING and self.parts is not None and self.next == self.parts.count:
+            self.step(SaveState.DRAINING, now)
         if self.state is SaveState.DRAINING and not self.runs:
             self.step(SaveState.SETTLING, now)
 
     def _gather(self, ports: Ports, now: float) -> bool:
-        """Queues the copies of all pieces for which there is room; True: some are left."""
+        """Queues the copies of all pieces for which there is room. False: they are gone, and it failed."""
         parts = self.parts
         assert parts is not None, "it is known what is wanted"
         batch = []
@@ -236,15 +213,18 @@ class Save:
             self.next += count
         if batch:
             event = ports.gather_kv(self, batch)
+            self.runs += batch
+            if event is None:
+                self.fail(ports, AbortReason.EVICTED, "evicted", now)
+                return False
             for run in batch:
                 run.event = event
-            self.runs += batch
             self.active = now
-        return self.next < parts.count
+        return True
 
     def fail(self, ports: Ports, reason: AbortReason | None, why: str, now: float) -> None:
         """Comes to nothing on this rank; with a `reason` it is this side that gives it up, and the daemon hears of
-        that. All but its lock goes back."""
+        that. All that it holds goes back."""
         if self.state is SaveState.ENDED or self.failed:
             return
         for run in self.runs:
@@ -259,8 +239,6 @@ class Save:
         if self.state is SaveState.ENDED:
             return
         self.fail(ports, reason, "", now)
-        if self.state is SaveState.GATHERING:
-            ports.unlock_kv(self)
         self.step(SaveState.ENDED, now)
 
     def _give_back(self, run: Run, ports: Ports) -> None:

@@ -19,6 +19,7 @@ from .seam import Names
 
 _SAVES = 256
 _KNOWN = 1 << 16
+_KNOWN_TICKS = 1 << 15
 
 
 class Saves(Requests):
@@ -31,7 +32,9 @@ class Saves(Requests):
         """The tree may hold what older weights computed."""
         self._save_ports = _SavePorts(self)
         self._save_numbers = 0
-        self._known: dict[int, None] = {}
+        self._known: dict[int, int] = {}
+        """Nodes whose states are at the daemon, and the tick in which that was heard. The oldest first."""
+        self._ticks = 0
         self._lent = Loans()
         self._handlers |= {
             Want: self._on_want,
@@ -63,9 +66,12 @@ class Saves(Requests):
         if not self.is_known():
             self.counts["save_dropped_stale_tree"] += 1
             return
-        if node in self._known:
-            return
         request = self.requests.get(names.rid)
+        if self._is_known(node):
+            if request is not None and request.req is req and request.restore is not None:
+                restore = request.restore
+                restore.known = node if restore.device_boundary == boundary else restore.known
+            return
         if request is None or request.req is not req:
             if request is not None:
                 self._close(request, None)
@@ -152,7 +158,7 @@ class Saves(Requests):
         if self.saves.pop(save.number, None) is not None:
             save.request.saves -= 1
             self.counts["save_" + ("ok" if why == "ok" else "ended_" + why)] += 1
-            save.rows = save.request = save.tokens = save.parts = None
+            save.request = save.tokens = save.parts = None
 
     def _pump_saves(self) -> None:
         for save in list(self.saves.values()):
@@ -161,11 +167,7 @@ class Saves(Requests):
             if not save.told:
                 self._tell_offer(save)
             save.pump(self._save_ports, self.now)
-            waited, gathering = self.now - save.active, self.now - save.since
-            late = save.state is SaveState.GATHERING and not save.gathered and gathering * 1000 > self.settings.gather_ms
-            if late:
-                save.fail(self, AbortReason.NO_ROOM, "late", self.now)
-            elif waited * 1000 > self.settings.save_ms:
+            if (self.now - save.active) * 1000 > self.settings.save_ms:
                 save.fail(self, AbortReason.DEADLINE, "late", self.now)
 
     def _on_want(self, message: Want) -> None:
@@ -213,9 +215,19 @@ class Saves(Requests):
 
     def _know(self, node: int) -> None:
         """The state of this node is at the daemon: no need to offer it again."""
-        self._known[node] = None
+        self._known.pop(node, None)
+        self._known[node] = self._ticks
         if len(self._known) > _KNOWN:
             del self._known[next(iter(self._known))]
+
+    def _is_known(self, node: int) -> bool:
+        """Whether it was there not long ago. The daemon does not say what it evicts or what is deleted; so what was not
+        heard of for long is offered once more. By ticks: the same on all ranks."""
+        since = self._known.get(node)
+        if since is not None and self._ticks - since > _KNOWN_TICKS:
+            del self._known[node]
+            since = None
+        return since is not None
 
     # === Ports =====================================================================================
 
@@ -228,33 +240,20 @@ class Saves(Requests):
         if self.session is not None:
             self._lent.add(save, run)
 
-    def lock_kv(self, save: Save) -> bool:
-        """Locks the KV of the save's path."""
-        lock = self.tree.lock_kv(save.node)
-        if lock is None:
-            return False
-        assert save.parts is not None, "it is known what is wanted"
-        start = save.parts.starts[0]
-        first, end, rows = self.tree.rows(save.node, start)
-        if end != save.boundary or first > start or rows.shape[0] != end - first:
-            self.tree.unlock(lock)
-            return False
-        save.lock, save.rows, save.first = lock, rows, first
-        return True
-
-    def unlock_kv(self, save: Save) -> None:
-        """Ends that lock."""
-        lock, save.lock, save.rows = save.lock, None, None
-        if lock is not None:
-            self.tree.unlock(lock)
-
-    def gather_kv(self, save: Save, runs: list[Run]) -> Event:
-        """Queues the copies of runs of KV."""
+    def gather_kv(self, save: Save, runs: list[Run]) -> Event | None:
+        """Queues the copies of runs of KV. Nobody locks it: who gets its rows next writes after the copies."""
         session, parts = self.session, save.parts
         assert session is not None and parts is not None, "a save ends with the session"
-        rows, pools, ring, first = save.rows, self.pools, session.ring.bytes, save.first
+        start = parts.starts[runs[0].index]
+        found = self.tree.rows(save.node, start)
+        if found is None:
+            return None
+        first, end, rows = found
+        if end != save.boundary or first > start or rows.shape[0] != end - first:
+            return None
+        pools, ring = self.pools, session.ring.bytes
         table = joined([parts.whole(run, first) for run in runs])
-        return self.copier.submit(lambda: pools.save_kv(rows, ring, table), before_next=False)
+        return self.copier.submit(lambda: pools.save_kv(rows, ring, table), before_next=True)
 
     def abort(self, save: int, reason: AbortReason) -> None:
         """The save is given up."""

@@ -63,8 +63,8 @@ class Tree(Protocol):
     def state_match(self, key: Any) -> int:
         """The deepest boundary on the key that has a state on the device."""
 
-    def state_node(self, key: Any) -> int:
-        """The node of that boundary."""
+    def state_node(self, key: Any) -> tuple[int, int]:
+        """That boundary, and its node."""
 
     def lock_kv(self, node: int) -> Any:
         """Locks the KV of the path, no state. None: the node is gone."""
@@ -72,15 +72,18 @@ class Tree(Protocol):
     def unlock(self, lock: Any) -> None:
         """Ends a lock."""
 
-    def rows(self, node: int, start: int) -> tuple[int, int, Any]:
+    def rows(self, node: int, start: int) -> tuple[int, int, Any] | None:
         """(first, end, rows): row numbers, on the device, of tokens [first, end) of the path, of which `end` is
-        the node's own and `first` is `start` or less."""
+        the node's own and `first` is `start` or less. None: the node is gone."""
 
     def slot(self, node: int) -> Any:
         """The slot of the node's state as a tensor of one number, or None."""
 
     def room(self, request: Request) -> Room:
         """What a restore may take."""
+
+    def is_short(self) -> bool:
+        """Whether what runs may find no room in this iteration, as too much is held."""
 
     def take(self, tokens: int) -> tuple[Any, Any] | None:
         """Rows for so many tokens and one slot, evicting where needed; or neither."""

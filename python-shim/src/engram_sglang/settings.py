@@ -33,15 +33,13 @@ class Settings:
     minimum_tokens: int = 64
     """A restore must bring at least so many tokens more than the device has."""
     lookup_ms: int = 500
-    """A lookup that is not answered in this time is a miss."""
+    """A lookup that is not answered in this time, from the question on, is a miss."""
     restore_ms: int = 10_000
     """A restore that takes longer from its first consideration on is given up: plain prefill."""
     hold_ms: int = 2_000
     """How long a restored state stays locked for a request that is not admitted."""
     save_ms: int = 5_000
     """A save without progress for so long is given up."""
-    gather_ms: int = 500
-    """KV stays locked for a save at most so long."""
     silence_ms: int = 3_000
     """A daemon whose beat stands still for so long is left; it is asked again later."""
     retry_ms: int = 1_000

@@ -44,7 +44,6 @@ from typing import Any, TypeVar
 from ._channel_layout import AbortReason, CloseReason, Epoch, Outcome
 from .link import Weights
 from .lockstep import Lockstep
-from .requests import TOKENS_AT_ONCE
 from .restore import Restore, RestoreState
 from .save import SaveState
 from .talk import NO_DIGEST
@@ -124,6 +123,8 @@ class Shim(Lockstep):
             if agreed is None:
                 return
             self._guarded(self._act, agreed)
+        if self.restores:
+            self._guarded(self._yield_room)
         self._guarded(self._speak)
         self.times.add("tick", time.perf_counter_ns() - began)
 
@@ -136,9 +137,9 @@ class Shim(Lockstep):
 
     def _listen(self) -> None:
         self.now = self._clock()
-        self._token_budget = TOKENS_AT_ONCE
         if self.link.weights.digest is None and self.tree.load().running:
             self._used_unnamed = True
+        self._may_tell()
         if self.session is None:
             self._adopt()
         session = self.session
@@ -178,6 +179,7 @@ class Shim(Lockstep):
         `tokens`: all that it has. `maximum`: the largest useful boundary.
         """
         self.now = self._clock()
+        self._may_tell()
         request = self.requests.get(names.rid)
         if request is not None and request.req is not req:
             # The rid came again, with another request behind it.
@@ -264,7 +266,6 @@ class Shim(Lockstep):
         self._known.clear()
         for save in list(self.saves.values()):
             if save.state in (SaveState.OFFERED, SaveState.GATHERING):
-                save.lock = None
                 save.end(self, AbortReason.EVICTED, self.now)
                 self._end_save(save, "reset")
         for restore in list(self.restores):

@@ -40,11 +40,11 @@ class CacheTree:
         """How much KV of the key is on the device, and the deepest node of it."""
         raise NotImplementedError
 
-    def state_match(self, key: Any) -> int:
-        """The deepest boundary on the key that has a state on the device."""
+    def _boundary(self, found: Any) -> int:
+        """The deepest boundary with a state on the device, of what a match found."""
         raise NotImplementedError
 
-    def rows(self, node: int, start: int) -> tuple[int, int, Any]:
+    def rows(self, node: int, start: int) -> tuple[int, int, Any] | None:
         """Row numbers of the node's path, see `seam.Tree`."""
         raise NotImplementedError
 
@@ -52,8 +52,12 @@ class CacheTree:
         """How many tokens of a request in chunks have KV."""
         raise NotImplementedError
 
-    def state_node(self, key: Any) -> int:
-        return self.cache.match_prefix(MatchPrefixParams(key=key)).last_device_node  # type: ignore[no-any-return]
+    def state_node(self, key: Any) -> tuple[int, int]:
+        found = self.cache.match_prefix(MatchPrefixParams(key=key))
+        return self._boundary(found), found.last_device_node
+
+    def state_match(self, key: Any) -> int:
+        return self._boundary(self.cache.match_prefix(MatchPrefixParams(key=key)))
 
     # --- Locks ---
 
@@ -90,8 +94,23 @@ class CacheTree:
             left = min(params.max_new_tokens - len(req.output_ids), _PLANNED_NEW_TOKENS)
             tokens -= int(max(0, left) * (1.0 if params.ignore_eos else ratio)) + self.page_size
             if req is chunked:
-                tokens -= max(0, len(req.full_untruncated_fill_ids) - self._computed(req))
+                tokens -= self._rest(req)
         return Room(tokens, scheduler.max_running_requests - len(active), not active)
+
+    def is_short(self) -> bool:
+        cache, scheduler = self.cache, self.scheduler
+        if scheduler is None:
+            return False
+        active, chunked = self._active(scheduler), scheduler.chunked_req
+        need = len(active) * self.page_size
+        if chunked is not None:
+            # A chunk takes whole pages, and may take all that is left.
+            need += self._rest(chunked) + self.page_size
+        return cache.token_to_kv_pool_allocator.available_size() + cache.full_evictable_size() < need  # type: ignore[no-any-return]
+
+    def _rest(self, req: Any) -> int:
+        """What a request in chunks has still to compute."""
+        return max(0, len(req.full_untruncated_fill_ids) - self._computed(req))
 
     def _active(self, scheduler: Any) -> list[Any]:
         active = {id(r): r for r in scheduler.running_batch.reqs if not r.finished()}

@@ -1,0 +1,129 @@
+"""The shim by itself, over a real channel and with a clock of the test: what it tells, what it waits for, and its faults."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engram_sglang import requests as requests_module
+from engram_sglang._channel_layout import Lookup, Outcome
+from engram_sglang.channel import DaemonEnd, WorkerEnd
+from engram_sglang.link import Beat, Link, Session, Weights
+from engram_sglang.ring import RingSpace
+from engram_sglang.seam import Names
+from engram_sglang.settings import Settings
+from engram_sglang.shim import Shim
+
+ITERATION = 0.21
+LONG = 131_072
+
+
+class Told:
+    """A shim without a server, and the daemon's end of its channel."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+        self.daemon, fd = DaemonEnd.create(b"b" * 16, b"s" * 16)
+        worker = WorkerEnd.open(fd, self.daemon.memory.size)
+        self.bell = os.eventfd(0)
+        settings = Settings(daemon="unix:///nonexistent", silence_ms=1_000_000)
+        link = Link(settings, lambda ring: None, 1 << 16)
+        link.weights = Weights(1, b"x" * 32)
+        tree: Any = SimpleNamespace(page_size=64, load=Beat)
+        pools: Any = SimpleNamespace(state_bytes=4096, row_bytes=64)
+        copier: Any = SimpleNamespace()
+        self.shim = Shim(settings, tree, pools, copier, link, clock=lambda: self.time)
+        link._session = Session(worker, self.bell, SimpleNamespace(space=RingSpace(1 << 20)), link.weights)
+        for _ in range(3):
+            self.tick()
+        assert self.shim.joined
+
+    def tick(self) -> list[Any]:
+        """An iteration of a busy server; what the daemon heard by then."""
+        self.time += ITERATION
+        self.daemon.beat()
+        self.shim.tick()
+        heard = []
+        while (message := self.daemon.rx.pop()) is not None:
+            heard.append(message)
+        return heard
+
+    def enqueue(self, rid: str, count: int) -> Any:
+        tokens = array("q", range(count))
+        self.shim.enqueue(SimpleNamespace(), Names(rid, None, None, None, True), tokens, count - 64, 0, 0)
+        return self.shim.requests[rid].restore
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
+    """One piece of tokens in each hook and tick: as slow as it can be."""
+    monkeypatch.setattr(requests_module, "_TELL_NS", 1)
+    made = Told()
+    yield made
+    made.shim.shutdown()
+    os.close(made.bell)
+
+
+def test_a_long_prompt_is_told_however_long_it_takes(told: Told) -> None:
+    """A lookup is late from when it was asked on: not while other tokens than its own are told first."""
+    restores = [told.enqueue(f"r{i}", LONG) for i in range(2)]
+    asked: list[Lookup] = []
+    for _ in range(int(9.5 / ITERATION)):
+        asked += [message for message in told.tick() if isinstance(message, Lookup)]
+    assert [lookup.req for lookup in asked] == [1, 2]
+    assert asked[0].max_boundary == LONG - 64
+    # And then nobody answers.
+    assert [restore.outcome for restore in restores] == [Outcome.DEADLINE] * 2
+    assert not told.shim.restores
+
+
+def test_an_answer_is_late_from_the_question_on(told: Told) -> None:
+    restore = told.enqueue("r", LONG)
+    while restore.asked is None:
+        told.tick()
+    assert told.time - restore.since > 0.5
+    told.tick()
+    assert restore.outcome is None
+    told.tick()
+    told.tick()
+    assert restore.outcome is Outcome.DEADLINE
+
+
+def test_a_daemon_that_cannot_be_told_is_not_waited_for(told: Told) -> None:
+    """It lives, and reads nothing: the channel is full."""
+    session = told.shim.session
+    assert session is not None
+    tx = session.end.tx
+    tx.push_tokens = lambda *args: 0  # type: ignore[method-assign]
+    restore = told.enqueue("r", LONG)
+    began = told.time
+    while restore.outcome is None:
+        told.tick()
+        assert told.time < began + 11, "it waits for ever"
+    assert restore.outcome is Outcome.DEADLINE and restore.asked is None
+
+
+def test_a_hook_tells_what_there_is_time_for(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests_module, "_TELL_NS", 10_000_000_000)
+    restore = told.enqueue("r", LONG)
+    assert restore.asked is not None and told.shim.requests["r"].sent == LONG
+
+
+def test_what_raises_for_one_machine_keeps_no_other_from_its_turn(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks do all that was agreed on."""
+    restores = [told.enqueue(f"r{i}", 1024) for i in range(3)]
+    acted = []
+
+    def act(restore: Any, *numbers: int) -> None:
+        acted.append(restore)
+        if restore is restores[0]:
+            raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(told.shim, "_act_on_restore", act)
+    told.tick()
+    assert acted == restores and told.shim.counts["faults"] == 1 and told.shim.session is None
