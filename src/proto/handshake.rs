@@ -8,7 +8,8 @@
 //!
 //! # State
 //!
-//! None is kept. The connection stays open and silent: its end is the end of the session.
+//! None is kept. The connection stays open and silent: its end is the end of the session. The daemon
+//! hangs up only when nothing of it reaches the ring any more.
 //!
 //! # Order of writes
 //!

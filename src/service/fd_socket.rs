@@ -98,6 +98,8 @@ async fn serve(service: &Arc<Service>, stream: UnixStream) {
         _ = stop.wait() => {}
         () = closed(&stream) => service.send_away(&worker, CloseReason::SilentPeer),
     }
+    // To the worker the end of the connection says that its ring is its own again.
+    worker.ring_closed().await;
 }
 
 async fn shake(

@@ -43,6 +43,7 @@ pub struct Worker {
     pub(super) orders: Orders,
     live: Mutex<Live>,
     stop: watch::Sender<Option<CloseReason>>,
+    ring_closed: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
@@ -149,6 +150,7 @@ impl Worker {
             orders: Orders::default(),
             live: Mutex::new(live),
             stop: watch::Sender::new(None),
+            ring_closed: watch::Sender::new(false),
         }
     }
 
@@ -213,6 +215,18 @@ impl Worker {
     /// Tells when the session is to end, or has.
     pub fn stop(&self) -> Stop {
         Stop(self.stop.subscribe())
+    }
+
+    /// The session is over and nothing of the daemon reaches the ring any more.
+    pub(super) fn say_ring_closed(&self) {
+        self.ring_closed.send_replace(true);
+    }
+
+    /// Waits until nothing of a session that had a ring reaches it any more. Cancel safe.
+    pub(super) async fn ring_closed(&self) {
+        let mut closed = self.ring_closed.subscribe();
+        // The sender lives as long as the worker.
+        let _ = closed.wait_for(|closed| *closed).await;
     }
 
     /// As whom it is kept among the refused.

@@ -389,12 +389,12 @@ impl Session {
         self.service
             .detached(&self.worker, reason, &end.to_string());
         // Closing a ring waits for a copy under way.
-        let copies = self.copies;
-        let events = self.events;
+        let (copies, events, worker) = (self.copies, self.events, self.worker);
         let closed = tokio::task::spawn_blocking(move || drop((copies, events))).await;
         if let Err(error) = closed {
             tracing::error!(%error, "A ring could not be closed");
         }
+        worker.say_ring_closed();
     }
 }
 
