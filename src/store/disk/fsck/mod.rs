@@ -16,8 +16,8 @@
 //! Repair goes the way that deleting goes: manifests leave first, then the objects that they named,
 //! then what nobody names any more. Damage is moved to quarantine with its reason; only temporary
 //! files, objects that no manifest names, and what can be made again are removed. A file that is
-//! sound and named by a sound manifest is not touched. Catalog and token log go first if anything is
-//! to change, so the next start reads the manifests.
+//! sound and named by a sound manifest is not touched. Catalog and token log go first if
+//! anything damaged is to leave, so the next start reads the manifests.
 //!
 //! # Cancellation
 //! A check can be killed at any time. A repair that is killed leaves less damage than it found; what
@@ -28,6 +28,7 @@
 //! directory, it is of another version, or the system refuses (as after a failed fsync).
 
 mod judge;
+mod records;
 mod repair;
 mod report;
 mod survey;

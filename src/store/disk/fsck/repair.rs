@@ -27,11 +27,13 @@ pub(super) fn repair(
     if problems.iter().all(|problem| problem.cure == Cure::Nothing) {
         return Ok(());
     }
-    // They would contradict what is left.
-    for rel in &survey.derived {
-        root.unlink(rel)?;
+    if problems.iter().any(|problem| problem.cure <= Cure::Aside) {
+        // They would contradict what is left; of what nobody names they say nothing.
+        for rel in &survey.derived {
+            root.unlink(rel)?;
+        }
+        sync(root, [PathBuf::new()])?;
     }
-    sync(root, [PathBuf::new()])?;
     let ledger = Ledger::new(u64::MAX);
     let quarantine = Quarantine::open(root, &ledger, options.quarantine)?;
     let mut order: Vec<&mut Problem> = problems.iter_mut().collect();
