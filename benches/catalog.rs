@@ -1,17 +1,18 @@
 //! The start of a daemon with many snapshots, and what it does then.
 //!
 //! ```text
-//! cargo bench --bench catalog --features testing -- SNAPSHOTS [FOLDER]
+//! cargo bench --bench catalog --features testing -- SNAPSHOTS [FOLDER] [sparse]
 //! ```
 //!
 //! Makes a store of SNAPSHOTS (default 20,000) in conversations of 50 turns, over 100 system prompts
 //! of 512 tokens. Eight conversations have turns of 2,560 tokens and end at 128,512; the others have
 //! turns of 64. The tokens of every turn are unique. Manifests, conversations, catalog and token log
 //! are those of a daemon; files of objects are not made, as a start with a catalog never looks at
-//! them. Every start runs in a process of its own.
+//! them. With `sparse` only the first manifest of each folder is made: a start looks at the folders'
+//! times alone, and the disk need not hold a million files. Every start runs in a process of its own.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -204,7 +205,7 @@ impl Talk {
     }
 }
 
-fn make(folder: &Path, snapshots: u32) {
+fn make(folder: &Path, snapshots: u32, sparse: bool) {
     let started = Instant::now();
     let (store, _) = open(folder);
     let manifests = store.manifests.as_ref().expect("a disk tier");
@@ -224,6 +225,7 @@ fn make(folder: &Path, snapshots: u32) {
     let conversations = snapshots / TURNS;
     let mut now = 1_700_000_000_000;
     let mut planting = Duration::ZERO;
+    let mut folders = HashSet::new();
     for group in 0..conversations.div_ceil(AT_ONCE) {
         let numbers: Vec<u32> =
             (group * AT_ONCE..((group + 1) * AT_ONCE).min(conversations)).collect();
@@ -238,7 +240,11 @@ fn make(folder: &Path, snapshots: u32) {
                 let clock = Instant::now();
                 let mut place =
                     |after| placed(&index, &manifest.snapshot, if after { from } else { 0 });
-                store.plant(&manifest, &mut place).expect("a manifest");
+                let [.., last] = manifest.snapshot.to_bytes();
+                let file = folders.insert(last) || !sparse;
+                store
+                    .plant(&manifest, file, &mut place)
+                    .expect("a manifest");
                 planting += clock.elapsed();
             }
         }
@@ -469,7 +475,10 @@ fn main() {
     let temporary = tempfile::tempdir().expect("a folder");
     let folder = kept.unwrap_or_else(|| temporary.path().to_owned());
     if !folder.join("data").exists() {
-        make(&folder, snapshots);
+        let sparse = args.iter().any(|arg| arg == "sparse");
+        make(&folder, snapshots, sparse);
+        // A folder that was changed just now may hide a change.
+        std::thread::sleep(Duration::from_secs(4));
     }
     folder_sizes(&folder);
     for how in [

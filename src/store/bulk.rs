@@ -15,11 +15,17 @@ use super::{
 // === impl Store ===
 
 impl Store {
-    /// Puts a manifest and its row there, as if its objects had been written. No object file is made.
+    /// Puts a row there, as if its objects had been written, and its manifest if that is to be a file.
+    /// No object file is made. A start without a look at the folder does not miss the others.
     ///
     /// # Errors
     /// Those of the system; `Invalid`.
-    pub fn plant(&self, manifest: &Manifest, place: Place<'_>) -> Result<(), StoreError> {
+    pub fn plant(
+        &self,
+        manifest: &Manifest,
+        file: bool,
+        place: Place<'_>,
+    ) -> Result<(), StoreError> {
         let missing = || StoreError::invalid("no disk tier, or its model is not known".to_owned());
         let disk = self.disk.as_ref().ok_or_else(missing)?;
         let manifests = self.manifests.as_ref().ok_or_else(missing)?;
@@ -29,7 +35,9 @@ impl Store {
             disk.plant(&meta, bytes_on_disk(&meta, &plan));
         }
         let rel = layout::manifest(&manifest.fingerprint, &manifest.snapshot);
-        self.plant_record(&rel, manifest)?;
+        if file {
+            self.plant_record(&rel, manifest)?;
+        }
         manifests.catalogue(manifest, place);
         Ok(())
     }

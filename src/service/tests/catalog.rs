@@ -382,23 +382,43 @@ async fn cut_anywhere_or_with_any_byte_changed_it_is_never_wrong() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn manifests_that_came_or_went_meanwhile_are_noticed() {
+async fn a_manifest_that_went_meanwhile_is_missed() {
     for orderly in [true, false] {
         let world = some(trusting()).await;
         if orderly {
             world.service.shutdown().await;
         }
         let manifests = world.files("manifests");
-        let aside = fs::read(&manifests[0]).unwrap();
         fs::remove_file(&manifests[0]).unwrap();
         let world = world.killed().await;
         assert!(world.was_recalled());
+        assert_eq!(picture(&world).snapshots.len(), manifests.len() - 1);
         assert_same_as_thorough(&world).await;
-        let fewer = picture(&world).snapshots.len();
-        assert_eq!(fewer, manifests.len() - 1);
-        world.service.shutdown().await;
-        drop(aside);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_catalog_of_before_is_brought_up_to_date() {
+    let world = some(trusting()).await;
+    world.service.shutdown().await;
+    let data = world.folder.path().join("data");
+    let names = ["catalog.log", "catalog.json"];
+    let before = names.map(|name| fs::read(data.join(name)).unwrap());
+    let world = world.killed().await;
+    let mut fake = Fake::attach(&world).await;
+    fake.turn("c2", &prompt(2, 2000), 1900).await;
+    fake.turn("new", &prompt(50, 700), 600).await;
+    world.all_durable().await;
+    delete(&world, "c0").await;
+    world.service.shutdown().await;
+    for (name, bytes) in names.into_iter().zip(before) {
+        fs::write(data.join(name), bytes).unwrap();
+    }
+    let world = world.killed().await;
+    assert!(world.was_recalled());
+    assert_same_as_thorough(&world).await;
+    let mut fake = Fake::attach(&world).await;
+    assert_eq!(fake.restore(&prompt(50, 700)).await.unwrap().boundary, 600);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
