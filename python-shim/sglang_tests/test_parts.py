@@ -24,9 +24,14 @@ PATIENCE = {"ring_bytes": RING, "lookup_ms": 20_000, "restore_ms": 20_000, "save
 
 def saved(w: Any, prompt: list[int]) -> Any:
     """A first turn, saved and flushed."""
+    dropped = w.shim.counts["save_dropped_ring_full"]
     first = w.request(prompt, new=8)
     w.run(first)
     settle(w)
+    if w.shim.counts["save_dropped_ring_full"] > dropped:
+        # A busy daemon had the small ring when the last state came: a hit offers it again.
+        w.run(w.request(prompt + list(first.output_ids), new=1))
+        settle(w)
     w.flush()
     return first
 
