@@ -364,11 +364,13 @@ async fn pieces_move_in_runs_of_any_length() {
     let state = state_bytes(0, &tokens[..3900]);
     assert_eq!(fake.drain(save, Piece::State, 0, &state).await, Status::Ok);
     fake.saved(save).await.unwrap();
-    for runs in [vec![0..4], vec![0..1, 1..4], vec![2..4, 0..2]] {
+    for cut in [0, 1, 2] {
         let req = fake.open("c", &tokens);
         let hit = fake.lookup(req, 4000, (0, 0)).await;
-        for run in runs {
-            fake.fill_run(hit.lease, &tokens, &parts, run).await;
+        for run in [cut..4, 0..cut] {
+            if !run.is_empty() {
+                fake.fill_run(hit.lease, &tokens, &parts, run).await;
+            }
         }
         fake.give_back(hit.lease);
     }
