@@ -384,7 +384,7 @@ def broken_daemon(r: Rank) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Save, "step", noted)
         r.step()
-    assert len(begun) == 2, "both saves began, or none"
+    assert len(begun) == 1, "one save begins a tick, on both ranks"
     r.settle()
     assert r.shim.counts["save_ok"] == 0
     r.join()
