@@ -168,6 +168,25 @@ def test_pause_with_a_save(w: Any, prompt: list[int], hold: Any, state: SaveStat
     comes_back(w, words(seed + 1, 700))
 
 
+def test_a_request_that_finds_no_room_for_a_save_is_looked_at_again(
+    world: Any, shared_daemon: Any, hold: Any, seed: int
+) -> None:
+    """Nothing runs, and what is locked for the save is all that could make room."""
+    w = world(shared_daemon, settings=PATIENCE, page_size=64, rows=1024)
+    held = hold(w, SaveState.GATHERING)
+    first = w.request(words(seed, 700), new=8)
+    w.run(first)
+    held.wait()
+    second = w.request(words(seed + 1, 500), new=8)
+    for _ in range(20):
+        w.step()
+    assert second.rid not in w.admitted_prefix
+    held.release()
+    w.run(second)
+    settle(w)
+    w.check()
+
+
 # --- Restores ---
 
 

@@ -54,6 +54,11 @@ def _tick(scheduler: Any, *args: Any, **kwargs: Any) -> None:
     tree_cache = scheduler.tree_cache
     if isinstance(tree_cache, EngramRadixCache):
         tree_cache.check_hicache_events()
+        running = scheduler.running_batch
+        if running.batch_is_full and running.is_empty() and scheduler.last_batch is None:
+            # This release takes a request that finds no room for a sign that others run, and looks again when one of
+            # them ends. It may have been a lock of a save or a restore, and nothing runs: it would never look again.
+            running.batch_is_full = False
 
 
 def _admitted(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
