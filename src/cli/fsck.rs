@@ -307,13 +307,16 @@ mod tests {
         }
     }
 
+    /// Findings and whether they are repaired, the exit code, and how the last line begins.
+    type Case = (&'static [(Class, bool)], u8, &'static str);
+
     #[test]
     fn codes_and_last_lines_agree() {
         let report = |findings: &[(Class, bool)]| Report {
             findings: findings.iter().map(|(c, r)| finding(*c, *r)).collect(),
             ..Report::default()
         };
-        let cases: [(&[(Class, bool)], u8, &str); 6] = [
+        let cases: [Case; 6] = [
             (&[], 0, "Clean."),
             (&[(Class::Note, false)], 0, "Clean."),
             (&[(Class::Leftover, false)], 0, "No damage; "),

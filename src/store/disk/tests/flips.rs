@@ -2,8 +2,9 @@
 //! byte, never a panic, and the check names the damage.
 
 use std::collections::BTreeSet;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use parking_lot::Mutex;
 
 use super::fsck::{options, run};
 use super::true_store::TrueStore;
@@ -215,7 +216,7 @@ fn every_flip_and_every_cut_is_found() {
                         for (seen, by) in [(&named, "check"), (&noticed, "store")] {
                             if !seen.has(path) {
                                 let path = (*path).clone();
-                                overlooked.lock().unwrap().insert(Overlooked { path, by });
+                                overlooked.lock().insert(Overlooked { path, by });
                             }
                         }
                     }
@@ -231,5 +232,5 @@ fn every_flip_and_every_cut_is_found() {
         by,
     };
     let expected = BTreeSet::from([lock("check"), lock("store")]);
-    assert_eq!(overlooked.into_inner().unwrap(), expected);
+    assert_eq!(overlooked.into_inner(), expected);
 }

@@ -54,9 +54,9 @@ pub(super) fn state(path: &Path) -> BTreeMap<PathBuf, (u64, u64, i64, i64)> {
 fn a_sound_store_is_clean_and_counted() {
     let it = TrueStore::new();
     let before = state(&it.bed.dir());
-    let phases = std::sync::Mutex::new(BTreeMap::new());
+    let phases = parking_lot::Mutex::new(BTreeMap::new());
     let watch = |progress: fsck::Progress| {
-        let mut phases = phases.lock().unwrap();
+        let mut phases = phases.lock();
         let last: &mut u64 = phases.entry(progress.phase).or_default();
         *last = (*last).max(progress.done);
         assert!(progress.done <= progress.total);
@@ -83,7 +83,7 @@ fn a_sound_store_is_clean_and_counted() {
     assert_eq!(model.fingerprint, Some(sample::MODEL.to_string()));
     assert_eq!(model.description["name"], "sample");
     assert_eq!((model.snapshots, model.namespaces.len()), (3, 1));
-    let phases = phases.into_inner().unwrap();
+    let phases = phases.into_inner();
     assert_eq!(phases["manifests"], 3);
     assert_eq!(phases["objects"], it.copies.len() as u64);
     assert_eq!(phases["tokens"], 3);
