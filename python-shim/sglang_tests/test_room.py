@@ -48,14 +48,14 @@ def test_a_save_leaves_room_to_a_request_in_chunks(world: Any, shared_daemon: An
 
 
 def test_a_save_leaves_room_to_what_decodes(world: Any, shared_daemon: Any, seed: int) -> None:
-    w = world(shared_daemon, settings=NO_RING, rows=4096, **MODE)
+    w = world(shared_daemon, settings=NO_RING, rows=2048, **MODE)
     w.scheduler.new_token_ratio_tracker.current = w.scheduler.new_token_ratio_tracker.min = 0.01
-    prompt = words(seed, 3008)
+    prompt = words(seed, 1536)
     unsaved(w, prompt)
-    long = w.request(words(seed + 1, 300), new=900)
+    long = w.request(words(seed + 1, 300), new=350)
     w.until(lambda: len(long.output_ids) > 2, what="decoding")
     # More than there is room for: it waits, and only its prefix is offered.
-    waits = w.request(prompt + words(seed + 2, 700), new=4)
+    waits = w.request(prompt + words(seed + 2, 300), new=4)
     w.until(lambda: any(save.state is SaveState.GATHERING for save in w.shim.saves.values()), what="gathering")
     w.run(long, waits)
     assert whole(long) and whole(waits)
@@ -121,7 +121,7 @@ def test_admission_goes_on_after_a_hold(
 
 
 def test_a_hold_ends_where_running_requests_need_its_room(world: Any, shared_daemon: Any, seed: int) -> None:
-    w = world(shared_daemon, settings={"hold_ms": 20_000}, rows=2048, **MODE)
+    w = world(shared_daemon, settings={"hold_ms": 60_000}, rows=1728, **MODE)
     w.scheduler.new_token_ratio_tracker.current = w.scheduler.new_token_ratio_tracker.min = 0.01
     prompt = words(seed, 1300)
     w.run(w.request(prompt, new=4))
@@ -129,12 +129,12 @@ def test_a_hold_ends_where_running_requests_need_its_room(world: Any, shared_dae
     w.flush()
     held = Held(w, RestoreState.PLACED)
     try:
-        long = w.request(words(seed + 1, 200), new=700)
+        long = w.request(words(seed + 1, 200), new=300)
         w.until(lambda: len(long.output_ids) > 2, what="decoding")
         second = w.request(prompt + [1, 2, 3], new=4)
         held.wait()
         assert w.shim.restores[0].hold is not None
-        w.until(long.finished, what="the long one")
+        w.until(long.finished, 60, what="the long one")
         assert whole(long), long.finished_reason
     finally:
         held._patch.undo()
@@ -145,20 +145,20 @@ def test_a_hold_ends_where_running_requests_need_its_room(world: Any, shared_dae
 
 
 def test_rows_of_a_stream_are_given_where_running_requests_need_them(world: Any, shared_daemon: Any, seed: int) -> None:
-    w = world(shared_daemon, settings=PARTS, rows=7040, context=8192, chunk=2048, **MODE)
+    w = world(shared_daemon, settings={**PARTS, "restore_ms": 60_000}, rows=6400, context=8192, chunk=2048, **MODE)
     w.scheduler.new_token_ratio_tracker.current = w.scheduler.new_token_ratio_tracker.min = 0.01
     prompt = words(seed, 6000)
     w.run(w.request(prompt, new=4))
     settle(w)
     w.flush()
-    long = w.request(words(seed + 1, 200), new=1000)
+    long = w.request(words(seed + 1, 200), new=300)
     w.until(lambda: len(long.output_ids) > 2, what="decoding")
     hits = at_part(w, 1, lambda restore: None)
     late = Late(w, hits)
     second = w.request(prompt + [1, 2, 3], new=4)
     w.until(lambda: hits, what="the first part")
     under_way(w, hits[0])
-    w.until(long.finished, what="the long one")
+    w.until(long.finished, 60, what="the long one")
     assert whole(long), long.finished_reason
     assert hits[0].stock is None and w.shim.counts["restore_no_device_room"] == 1
     late.release()
@@ -175,7 +175,7 @@ def test_a_restore_without_room_seldom_looks_for_it(world: Any, shared_daemon: A
     w.run(w.request(prompt, new=4))
     settle(w)
     w.flush()
-    long = w.request(words(seed + 1, 2500), new=500)
+    long = w.request(words(seed + 1, 2500), new=250)
     w.until(lambda: len(long.output_ids) > 2, what="decoding")
     looks: list[int] = []
     tree = w.shim.tree
@@ -191,7 +191,7 @@ def test_a_restore_without_room_seldom_looks_for_it(world: Any, shared_daemon: A
     began = w.ticks
     w.until(long.finished, what="the long one")
     ended, many = w.ticks, len(looks)
-    assert ended - began > 300 and many < (ended - began) / 10, (looks, began, ended)
+    assert ended - began > 150 and many < (ended - began) / 10, (looks, began, ended)
     w.run(second)
     assert w.admitted_prefix[second.rid] == 2560 and looks[-1] <= ended + 2
     settle(w)

@@ -11,6 +11,7 @@ import pytest
 from conftest import World
 from engram_sglang.restore import Restore, RestoreState
 from engram_sglang.save import Save, SaveState
+from held import Held
 from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
 from test_turns import settle, words
 
@@ -65,12 +66,16 @@ def test_a_premature_copy_is_found(world: Any, shared_daemon: Any, seed: int) ->
 def test_flush_with_a_save_under_way(world: Any, shared_daemon: Any, state: SaveState, seed: int) -> None:
     w = world(shared_daemon, **MODE)
     prompt = words(seed, 700)
+    # It gathers no longer than it lacks room in the ring.
+    held = Held(w, state) if state is SaveState.GATHERING else None
     first = w.request(prompt, new=8)
     until_state(w, Save, state)
     w.abort(first.rid)
     w.until(lambda: w.scheduler.is_fully_idle(), what="idle")
     w.flush()
     w.check()
+    if held is not None:
+        held.release()
     settle(w)
     second = w.request(prompt + [1], new=4)
     w.run(second)
