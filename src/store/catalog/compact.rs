@@ -5,7 +5,7 @@ use crate::store::{
     error::StoreError,
 };
 
-use super::{Image, Row, record};
+use super::{Image, Row, frame, record};
 
 /// Bytes of one write.
 const CHUNK: usize = 1 << 20;
@@ -28,7 +28,7 @@ impl Out<'_> {
         self.body.clear();
         encode(&mut self.body);
         let at = self.at + self.buffer.len() as u64;
-        record::frame(self.epoch, at, &self.body, &mut self.buffer);
+        frame::frame(self.epoch, at, &self.body, &mut self.buffer);
         if self.buffer.len() >= CHUNK {
             self.flush()?;
         }
@@ -54,7 +54,7 @@ pub(super) fn write(
         temp,
         epoch: image.epoch(),
         at: 0,
-        buffer: record::header(image.epoch()).to_vec(),
+        buffer: frame::header(image.epoch()).to_vec(),
         body: Vec::new(),
     };
     for owner in image.owners() {

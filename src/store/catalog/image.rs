@@ -20,7 +20,8 @@ use crate::{
 
 use super::{
     CatalogFile, Known, Owner, Row, RowKv, TokenRun, boot,
-    record::{self, Framed, HEADER, Record, Stamp, decode, decode_row, prefix, unframe},
+    frame::{self, Framed, HEADER, unframe},
+    record::{Record, Stamp, decode, decode_row, prefix},
     state_rel,
 };
 
@@ -128,9 +129,9 @@ impl Image {
 
     /// Replays the bytes of a log.
     pub(crate) fn parse(bytes: Vec<u8>, epoch: u64) -> Result<Self, Stale> {
-        if bytes.get(..HEADER) != Some(&record::header(epoch)[..]) {
+        if bytes.get(..HEADER) != Some(&frame::header(epoch)[..]) {
             let other = bytes.get(8..12).is_some_and(|version| {
-                version != record::VERSION.to_le_bytes() && bytes.starts_with(&record::MAGIC)
+                version != frame::VERSION.to_le_bytes() && bytes.starts_with(&frame::MAGIC)
             });
             return Err(if other {
                 Stale::Version

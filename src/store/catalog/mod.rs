@@ -47,6 +47,7 @@
 //! ever fails for it.
 
 mod compact;
+mod frame;
 pub(crate) mod image;
 pub(crate) mod record;
 #[cfg(test)]
@@ -162,7 +163,7 @@ impl Known {
 // === impl CatalogFile ===
 
 impl Sealed for CatalogFile {
-    const FORMAT: u32 = record::VERSION;
+    const FORMAT: u32 = frame::VERSION;
 
     fn format_version(&self) -> u32 {
         self.format_version
@@ -227,7 +228,7 @@ impl Catalog {
         let epoch = low | 1;
         let rel = Rel::root().join(layout::CATALOG);
         let file = dir.root.open_or_create(&rel)?;
-        let header = record::header(epoch);
+        let header = frame::header(epoch);
         dir.root.append(&file, &rel, 0, &header)?;
         dir.ledger.add(on_disk(header.len() as u64));
         dir.put_record(&state_rel(), &CatalogFile::new(epoch, None))?;
@@ -456,7 +457,7 @@ impl Catalog {
         encode(log);
         let (body, mut out) = (std::mem::take(&mut log.body), std::mem::take(&mut log.out));
         out.clear();
-        record::frame(log.epoch, log.at, &body, &mut out);
+        frame::frame(log.epoch, log.at, &body, &mut out);
         let rel = Rel::root().join(layout::CATALOG);
         let written = dir.root.append(&log.file, &rel, log.at, &out);
         let end = log.at + out.len() as u64;

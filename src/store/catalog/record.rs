@@ -1,28 +1,9 @@
-//! The bytes of the catalog's records.
-//!
-//! ```text
-//! file    "engram\0c", version: u32, epoch: u64, crc: u32, then frames
-//! frame   len: u32, crc of (place, len): u32, body, crc of (place, body): u32
-//! body    kind: u8, then fields; numbers as LEB128 unless said otherwise
-//! ```
-//!
-//! A place is the epoch and the offset of the frame: a frame of another file, or one that stands
-//! elsewhere than it was written, is no frame. Checksums are CRC-32C, everything is little endian.
-
-use crc_fast::{CrcAlgorithm, checksum};
+//! The bytes of the catalog's records: a kind (u8), then fields; numbers as LEB128 unless said
+//! otherwise. Each stands in a frame, see `frame`.
 
 use crate::types::{
     Fingerprint, Generation, Millis, Namespace, ObjectId, SnapshotId, TokenId, TokenRange,
 };
-
-pub(super) const MAGIC: [u8; 8] = *b"engram\0c";
-/// The version written and read here. Any other is rebuilt.
-pub(super) const VERSION: u32 = 1;
-pub(super) const HEADER: usize = 24;
-/// Bytes around a body.
-pub(super) const FRAME: usize = 12;
-/// A manifest of four million tokens stays below it.
-const MAX_BODY: usize = 16 << 20;
 
 const OWNER: u8 = 1;
 const ROW: u8 = 2;
@@ -149,19 +130,6 @@ pub(crate) enum Record<'a> {
     },
 }
 
-/// What stands at a place.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Framed<'a> {
-    /// A whole frame, and where the next one is.
-    Body(&'a [u8], usize),
-    /// The end.
-    End,
-    /// A frame that was not written to its end.
-    Torn,
-    /// Not what was written.
-    Bad,
-}
-
 /// Reads fields one after the other.
 struct Fields<'a>(&'a [u8]);
 
@@ -249,62 +217,6 @@ impl<'a> Fields<'a> {
     fn end(&self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
-}
-
-/// The file's first bytes.
-pub(crate) fn header(epoch: u64) -> [u8; HEADER] {
-    let mut bytes = [0; HEADER];
-    let fields = MAGIC
-        .into_iter()
-        .chain(VERSION.to_le_bytes())
-        .chain(epoch.to_le_bytes());
-    for (slot, byte) in bytes.iter_mut().zip(fields) {
-        *slot = byte;
-    }
-    if let Some((head, crc)) = bytes.split_last_chunk_mut::<4>() {
-        *crc = crc32c(head).to_le_bytes();
-    }
-    bytes
-}
-
-/// Puts a frame around a body, for the place where it is going to stand.
-pub(crate) fn frame(epoch: u64, at: u64, body: &[u8], out: &mut Vec<u8>) {
-    let len = (body.len() as u32).to_le_bytes();
-    let place = place(epoch, at);
-    out.extend_from_slice(&len);
-    out.extend_from_slice(&(crc32c(&len) ^ place).to_le_bytes());
-    out.extend_from_slice(body);
-    out.extend_from_slice(&(crc32c(body) ^ place).to_le_bytes());
-}
-
-/// What stands at `at`.
-pub(crate) fn unframe(epoch: u64, bytes: &[u8], at: usize) -> Framed<'_> {
-    let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) else {
-        return Framed::End;
-    };
-    let place = place(epoch, at as u64);
-    let Some((head, rest)) = rest.split_first_chunk::<8>() else {
-        return Framed::Torn;
-    };
-    let [a, b, c, d, crc @ ..] = *head;
-    let len = [a, b, c, d];
-    if crc32c(&len) ^ place != u32::from_le_bytes(crc) {
-        return Framed::Bad;
-    }
-    let len = u32::from_le_bytes(len) as usize;
-    if len > MAX_BODY {
-        return Framed::Bad;
-    }
-    let Some((body, rest)) = rest.split_at_checked(len) else {
-        return Framed::Torn;
-    };
-    let Some(crc) = rest.first_chunk::<4>() else {
-        return Framed::Torn;
-    };
-    if crc32c(body) ^ place != u32::from_le_bytes(*crc) {
-        return Framed::Bad;
-    }
-    Framed::Body(body, at + FRAME + len)
 }
 
 /// The record in a body; `None` if it is none.
@@ -504,15 +416,6 @@ pub(crate) fn prefix(object: &ObjectId) -> [u8; 8] {
     object.0.first_chunk().copied().unwrap_or_default()
 }
 
-pub(super) fn crc32c(bytes: &[u8]) -> u32 {
-    checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
-}
-
-fn place(epoch: u64, at: u64) -> u32 {
-    let mixed = (epoch ^ at.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed >> 32) as u32
-}
-
 fn put(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
@@ -542,103 +445,4 @@ fn unzigzag(value: u64) -> i64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn row() -> Row {
-        let object = |n: u8, generation| RowObject {
-            object: ObjectId([n; 32]),
-            generation: Generation(generation),
-            bytes: 8192 * u64::from(n),
-        };
-        let kv = |n, start, end, to| RowKv {
-            object: object(n, 7),
-            range: TokenRange { start, end },
-            object_range: TokenRange { start, end: to },
-        };
-        Row {
-            snapshot: SnapshotId::new(),
-            owner: 3,
-            created: Millis(1 << 41),
-            generation: Generation(9),
-            boundary: 1500,
-            manifest_bytes: 4096,
-            base: Some(5),
-            shared: 2,
-            state: object(1, 9),
-            kv: vec![kv(2, 1000, 1024, 1024), kv(3, 1024, 1500, 1600)],
-            from: 1000,
-            runs: vec![TokenRun {
-                offset: 1 << 40,
-                len: 500,
-                first: 7,
-                head: u32::MAX,
-                crc: 5,
-            }],
-            digest: [8; 16],
-            stamp: (-5, 999_999_999),
-        }
-    }
-
-    #[test]
-    fn a_row_comes_back_as_it_was() {
-        let row = row();
-        let mut body = Vec::new();
-        encode_row(&row, 7, &mut body);
-        let Some(Record::Row(snapshot, bytes)) = decode(&body) else {
-            panic!("a row");
-        };
-        let mut back = Row::blank();
-        decode_row(snapshot, bytes, 7, &mut back).unwrap();
-        assert_eq!(back, row);
-        assert!(body.len() < 220, "{} bytes", body.len());
-        // A base before the first row.
-        assert_eq!(decode_row(snapshot, bytes, 1, &mut back), None);
-    }
-
-    #[test]
-    fn a_frame_belongs_to_its_place() {
-        let mut file = header(77).to_vec();
-        for body in [&b"one"[..], b"", b"three"] {
-            let at = file.len() as u64;
-            frame(77, at, body, &mut file);
-        }
-        let Framed::Body(b"one", next) = unframe(77, &file, HEADER) else {
-            panic!("the first");
-        };
-        assert!(matches!(unframe(77, &file, next), Framed::Body(b"", _)));
-        assert_eq!(unframe(77, &file, file.len()), Framed::End);
-        assert_eq!(unframe(76, &file, HEADER), Framed::Bad);
-        for at in HEADER..file.len() {
-            for bit in 0..8 {
-                let mut bad = file.clone();
-                bad[at] ^= 1 << bit;
-                let mut place = HEADER;
-                let end = loop {
-                    match unframe(77, &bad, place) {
-                        Framed::Body(_, next) => place = next,
-                        end => break end,
-                    }
-                };
-                assert_eq!(end, Framed::Bad, "byte {at} bit {bit}");
-            }
-            let mut place = HEADER;
-            while let Framed::Body(_, next) = unframe(77, &file[..at], place) {
-                place = next;
-            }
-            assert!(place <= at);
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_bytes_are_too_much(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            if let Some(Record::Row(snapshot, body)) = decode(&bytes) {
-                let _ = decode_row(snapshot, body, 9, &mut Row::blank());
-            }
-            let _ = unframe(1, &bytes, 0);
-        }
-    }
-}
+mod tests;

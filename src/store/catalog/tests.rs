@@ -1,8 +1,8 @@
 //! The bytes of the catalog against damage, and what is replayed from them.
 
+use super::frame::{frame, header};
 use super::record::{
-    self, encode_begin, encode_doubt, encode_drop, encode_gone, encode_owner, encode_row, frame,
-    header,
+    encode_begin, encode_doubt, encode_drop, encode_gone, encode_owner, encode_row,
 };
 use super::*;
 use crate::store::catalog::image::Stale;
@@ -171,14 +171,14 @@ fn any_changed_bit_is_found() {
 fn a_torn_end_leaves_what_was_before_it() {
     let whole = story();
     let frames = {
-        let (mut at, mut ends) = (record::HEADER, vec![record::HEADER]);
-        while let record::Framed::Body(_, next) = record::unframe(EPOCH, &whole.0, at) {
+        let (mut at, mut ends) = (frame::HEADER, vec![frame::HEADER]);
+        while let frame::Framed::Body(_, next) = frame::unframe(EPOCH, &whole.0, at) {
             at = next;
             ends.push(at);
         }
         ends
     };
-    for cut in record::HEADER..whole.0.len() {
+    for cut in frame::HEADER..whole.0.len() {
         let image = Image::parse(whole.0[..cut].to_vec(), EPOCH).unwrap();
         let end = *frames.iter().rev().find(|end| **end <= cut).unwrap();
         assert_eq!(image.end(), end as u64);
@@ -188,7 +188,7 @@ fn a_torn_end_leaves_what_was_before_it() {
             same.numbers().collect::<Vec<_>>()
         );
     }
-    for cut in 0..record::HEADER {
+    for cut in 0..frame::HEADER {
         assert!(Image::parse(whole.0[..cut].to_vec(), EPOCH).is_err());
     }
 }
