@@ -348,53 +348,6 @@ impl DiskTier {
             shards,
         })
     }
-
-    /// The error for a file that could not be read. A bad or missing one takes all shards of its
-    /// object with it.
-    fn failed_read(
-        &self,
-        meta: &ObjectMeta,
-        serial: u32,
-        shard: u32,
-        error: ReadError,
-    ) -> StoreError {
-        let id = meta.id;
-        let (reason, detail, result) = match error {
-            ReadError::Other(error) => return error,
-            ReadError::Missing => (
-                Reason::Incomplete,
-                format!("the file of shard {shard} is missing"),
-                StoreError::Lost { object: id, shard },
-            ),
-            ReadError::Bad(Bad { reason, detail, .. }) => (
-                reason,
-                format!("shard {shard}: {detail}"),
-                StoreError::Corrupt {
-                    object: id,
-                    shard,
-                    reason,
-                    detail,
-                },
-            ),
-        };
-        let _claim = self.claims.claim(id);
-        if !self.objects.remove_same(&id, serial) {
-            // Removed, or condemned by another reader, while this one read.
-            return StoreError::NotFound { object: id };
-        }
-        match result {
-            StoreError::Lost { .. } => self.dir.counters().lost_object(),
-            _ => self.dir.counters().failed_verification(),
-        }
-        for other in 0..meta.shards {
-            let rel = layout::object(&meta.fingerprint, &id, other);
-            // Of a missing file nothing can be moved.
-            if !matches!(self.dir.root.stat(&rel), Ok(None)) {
-                self.dir.quarantine(&rel, reason, &detail);
-            }
-        }
-        result
-    }
 }
 
 impl Tier for DiskTier {

@@ -13,12 +13,12 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::{
-    store::{counters::Reason, error::StoreError},
+    store::{counters::Reason, error::StoreError, object::ObjectMeta, sealed_json::Bad},
     types::Millis,
 };
 
 use super::{
-    layout,
+    DiskTier, ReadError, layout,
     ledger::{Ledger, on_disk},
     root::{Entry, Kind, Rel, Root},
 };
@@ -196,5 +196,54 @@ impl Quarantine {
                 Err(error) => tracing::warn!(%error, "Quarantine could not be trimmed"),
             }
         }
+    }
+}
+
+impl DiskTier {
+    /// The error for a file that could not be read. A bad or missing one takes all shards of its
+    /// object with it.
+    pub(super) fn failed_read(
+        &self,
+        meta: &ObjectMeta,
+        serial: u32,
+        shard: u32,
+        error: ReadError,
+    ) -> StoreError {
+        let id = meta.id;
+        let (reason, detail, result) = match error {
+            ReadError::Other(error) => return error,
+            ReadError::Missing => (
+                Reason::Incomplete,
+                format!("the file of shard {shard} is missing"),
+                StoreError::Lost { object: id, shard },
+            ),
+            ReadError::Bad(Bad { reason, detail, .. }) => (
+                reason,
+                format!("shard {shard}: {detail}"),
+                StoreError::Corrupt {
+                    object: id,
+                    shard,
+                    reason,
+                    detail,
+                },
+            ),
+        };
+        let _claim = self.claims.claim(id);
+        if !self.objects.remove_same(&id, serial) {
+            // Removed, or condemned by another reader, while this one read.
+            return StoreError::NotFound { object: id };
+        }
+        match result {
+            StoreError::Lost { .. } => self.dir.counters().lost_object(),
+            _ => self.dir.counters().failed_verification(),
+        }
+        for other in 0..meta.shards {
+            let rel = layout::object(&meta.fingerprint, &id, other);
+            // Of a missing file nothing can be moved.
+            if !matches!(self.dir.root.stat(&rel), Ok(None)) {
+                self.dir.quarantine(&rel, reason, &detail);
+            }
+        }
+        result
     }
 }
