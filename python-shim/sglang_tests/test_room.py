@@ -57,7 +57,7 @@ def test_a_save_leaves_room_to_what_decodes(world: Any, shared_daemon: Any, seed
     # More than there is room for: it waits, and only its prefix is offered.
     waits = w.request(prompt + words(seed + 2, 300), new=4)
     w.until(lambda: any(save.state is SaveState.GATHERING for save in w.shim.saves.values()), what="gathering")
-    w.run(long, waits)
+    w.run(long, waits, seconds=60)
     assert whole(long) and whole(waits)
     w.check()
 
@@ -170,7 +170,7 @@ def test_rows_of_a_stream_are_given_where_running_requests_need_them(world: Any,
 
 def test_a_restore_without_room_seldom_looks_for_it(world: Any, shared_daemon: Any, seed: int) -> None:
     """A look walks along its whole prefix. It looks again when there is more room, and is placed at once then."""
-    w = world(shared_daemon, rows=4096, **MODE)
+    w = world(shared_daemon, settings={"restore_ms": 60_000}, rows=4096, **MODE)
     prompt = words(seed, 2560)
     w.run(w.request(prompt, new=4))
     settle(w)
@@ -189,7 +189,7 @@ def test_a_restore_without_room_seldom_looks_for_it(world: Any, shared_daemon: A
     second = w.request(prompt + [1, 2, 3], new=4)
     w.until(lambda: w.shim.restores and w.shim.restores[0].state is RestoreState.FILLED, what="filled")
     began = w.ticks
-    w.until(long.finished, what="the long one")
+    w.until(long.finished, 60, what="the long one")
     ended, many = w.ticks, len(looks)
     assert ended - began > 150 and many < (ended - began) / 10, (looks, began, ended)
     w.run(second)
