@@ -209,23 +209,23 @@ def test_flush(world: Any, shared_daemon: Any, how: str, seed: int) -> None:
 @pytest.mark.parametrize("part", [1, 2])
 def test_the_daemon_goes(world: Any, daemon: Any, part: int, how: str, seed: int) -> None:
     d = daemon()
-    w = world(d, settings={**PATIENCE, "silence_ms": 300}, **MODE)
+    w = world(d, settings=PATIENCE, **MODE)
     prompt = words(seed, PROMPT)
     first = saved(w, prompt)
     w.until(lambda: d.has_durable(BOUNDARY), what="written down")
-    hits = at_part(w, part, lambda restore: strike(d, how))
+    hits = at_part(w, part, lambda restore: strike(d, w, how))
     second = w.request(prompt + list(first.output_ids) + [1, 2, 3], new=8)
     beside = w.request(words(seed + 3, 100), new=8)
     w.run(second, beside, seconds=60)
     assert hits and w.admitted_prefix[second.rid] in (0, BOUNDARY)
     assert hits[0].stock is None
     if how == "restart":
-        recover(d, how)
+        recover(d, w, how)
     w.until(lambda: not w.shim.restores and not w.shim.saves, what="all ends without the daemon")
     w.check()
     if how != "restart":
         w.until(lambda: w.shim.session is None, what="leaving")
-        recover(d, how)
+        recover(d, w, how)
     w.until(lambda: w.shim.session is not None and w.shim.counts["sessions"] > 1, what="attaching again")
     settle(w)
     w.flush()

@@ -18,7 +18,7 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 SCENARIOS = [
     "plain", "late", "missing_shard", "one_session", "refused_by_one", "boundaries", "less_kv", "broken_daemon", "fault",
-    "asked_again", "apart", "storm",
+    "asked_again", "storm",
 ]
 
 
@@ -128,3 +128,9 @@ def test_two_ranks_while_the_daemon_dies(pairs: Any, daemon: Any, seed: int) -> 
 
     pairs().play("storm", one, seed, kill)
     assert deaths[0] > 0
+
+
+@pytest.mark.timeout(400)
+def test_two_ranks_of_data_parallel_attention(pairs: Any, daemon: Any, seed: int) -> None:
+    """The last one: they go each its own way, and SGLang 0.5.17 numbers nodes through all servers of a process."""
+    pairs().play("apart", daemon(ram="256MiB"), seed)
