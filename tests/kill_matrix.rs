@@ -132,8 +132,22 @@ impl Stage {
     }
 
     fn ask(&self, prompt: &[u32]) -> Reply {
-        let rid = format!("r{}", prompt.iter().map(|id| u64::from(*id)).sum::<u64>());
+        let rid = rid_of(prompt);
         self.engine.generate(&rid, &rid, prompt, ANSWER)
+    }
+
+    /// All is in RAM when it is asked for: else it may be filled before the last object came.
+    fn bring_into_ram(&self, prompt: &[u32]) {
+        let rid = rid_of(prompt);
+        let rows = self.daemon.get("/v1/snapshots?limit=1000").json();
+        let its = rows["snapshots"].as_array().unwrap().iter();
+        let its: Vec<_> = its.filter(|row| row["rid"] == rid.as_str()).collect();
+        assert!(!its.is_empty(), "{rows}");
+        for row in its {
+            let body = json!({ "snapshot_id": row["snapshot_id"] });
+            let answer = self.daemon.post("/restore_snapshot", &body);
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
     }
 
     fn cold(&self, prompt: &[u32]) -> Vec<u32> {
@@ -224,6 +238,9 @@ impl Stage {
             self.daemon.all_durable();
         }
         let lift = self.hold(side, machine, state);
+        if (side, state) == (Side::Daemon, "Ready") {
+            self.bring_into_ram(&prompt);
+        }
         self.engine.flush();
         let (place, rid) = (self.engine.place().clone(), format!("held-{}", self.seed));
         let held = rid.clone();
@@ -299,6 +316,11 @@ impl Stage {
         }
         lift
     }
+}
+
+/// The request, and the conversation, of a prompt.
+fn rid_of(prompt: &[u32]) -> String {
+    format!("r{}", prompt.iter().map(|id| u64::from(*id)).sum::<u64>())
 }
 
 /// All states of one machine under one blow.
