@@ -28,7 +28,6 @@ use crate::engine::memory::{Gate, Holdings};
 use crate::engine::request::RequestInfo;
 use crate::proto::channel::layout::{Outcome, Piece, RevokeReason, Status, Tier};
 use crate::proto::channel::msg::{Fill, Filled, Release, Revoke};
-use crate::proto::channel::run::Run;
 
 use super::place::Raw;
 
@@ -296,16 +295,10 @@ impl Session {
         let Filled {
             lease,
             piece,
-            index,
-            count,
             status,
+            ..
         } = *filled;
-        let run = Run {
-            piece,
-            index,
-            count,
-        };
-        for index in self.answered(run, cx) {
+        for index in self.answered(filled.into(), cx) {
             self.filled_one((lease, piece, index), status, cx);
         }
     }

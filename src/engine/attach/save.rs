@@ -26,7 +26,6 @@ use crate::engine::device_memory::DeviceMemory;
 use crate::engine::memory::Boundary;
 use crate::proto::channel::layout::{AbortReason, Piece, Status};
 use crate::proto::channel::msg::{Decline, Drain, Drained, Offer, SaveAbort, Saved, Want};
-use crate::proto::channel::run::Run;
 use crate::types::TokenRange;
 
 /// One save.
@@ -253,16 +252,10 @@ impl Session {
         let Drained {
             save,
             piece,
-            index,
-            count,
             status,
+            ..
         } = *drained;
-        let run = Run {
-            piece,
-            index,
-            count,
-        };
-        for index in self.answered(run, cx) {
+        for index in self.answered(drained.into(), cx) {
             self.drained_one((save, piece, index), status, cx);
         }
     }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::layout::{Piece, RUN_ALIGN};
+use super::msg::{Drain, Drained, Fill, Filled};
 
 /// The pieces that a message speaks of.
 #[derive(Copy, Clone, PartialEq, Eq, Debug)]
@@ -14,6 +15,23 @@ pub struct Run {
     /// How many.
     pub count: u32,
 }
+
+/// What a message speaks of.
+macro_rules! runs_of {
+    ($($message:ty),*) => {$(
+        impl From<&$message> for Run {
+            fn from(message: &$message) -> Self {
+                Self {
+                    piece: message.piece,
+                    index: message.index,
+                    count: message.count,
+                }
+            }
+        }
+    )*};
+}
+
+runs_of!(Drain, Drained, Fill, Filled);
 
 // === impl Run ===
 

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use crate::proto::channel::msg::{Down, Drained, Filled};
+use crate::proto::channel::msg::Down;
 use crate::proto::channel::run::Run;
 use crate::proto::channel::{Broken, PushError, Writer};
 
@@ -77,53 +77,22 @@ impl Outbox {
 
 /// Makes one answer of two, if the second one is about the pieces that follow.
 fn join(last: &mut Down, next: &Down) -> bool {
-    match (last, next) {
-        (Down::Filled(last), Down::Filled(next)) => {
-            (last.lease, last.status) == (next.lease, next.status) && {
-                let mut run = filled(last);
-                let joined = run.join(filled(next));
-                last.count = run.count;
-                joined
-            }
+    let (mut run, next, count) = match (last, next) {
+        (Down::Filled(last), Down::Filled(next))
+            if (last.lease, last.status) == (next.lease, next.status) =>
+        {
+            (Run::from(&*last), Run::from(next), &mut last.count)
         }
-        (Down::Drained(last), Down::Drained(next)) => {
-            (last.save, last.status) == (next.save, next.status) && {
-                let mut run = drained(last);
-                let joined = run.join(drained(next));
-                last.count = run.count;
-                joined
-            }
+        (Down::Drained(last), Down::Drained(next))
+            if (last.save, last.status) == (next.save, next.status) =>
+        {
+            (Run::from(&*last), Run::from(next), &mut last.count)
         }
-        _ => false,
-    }
-}
-
-fn filled(message: &Filled) -> Run {
-    let Filled {
-        piece,
-        index,
-        count,
-        ..
-    } = *message;
-    Run {
-        piece,
-        index,
-        count,
-    }
-}
-
-fn drained(message: &Drained) -> Run {
-    let Drained {
-        piece,
-        index,
-        count,
-        ..
-    } = *message;
-    Run {
-        piece,
-        index,
-        count,
-    }
+        _ => return false,
+    };
+    let joined = run.join(next);
+    *count = run.count;
+    joined
 }
 
 #[cfg(test)]
@@ -133,7 +102,7 @@ mod tests {
     use super::*;
     use crate::device::shm::SharedMap;
     use crate::proto::channel::layout::{DeclineReason, Piece, Status};
-    use crate::proto::channel::msg::Decline;
+    use crate::proto::channel::msg::{Decline, Drained, Filled};
     use crate::proto::channel::{Capacities, DaemonEnd, WorkerEnd};
 
     #[test]

@@ -129,6 +129,7 @@ impl Session {
 
     /// A run of pieces into the ring, please.
     pub(super) async fn fill(&mut self, fill: Fill) -> Ended {
+        let run = Run::from(&fill);
         let Fill {
             lease: id,
             piece,
@@ -150,11 +151,6 @@ impl Session {
             return self.say(answer(Status::Cancelled));
         };
         restore.active = now;
-        let run = Run {
-            piece,
-            index,
-            count,
-        };
         let Some(run) = restore.place(run, (ring_offset, bytes), ring) else {
             return self.say(answer(Status::BadRequest));
         };

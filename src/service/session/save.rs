@@ -152,6 +152,7 @@ fn drained(save: u64, part: usize, status: Status) -> Drained {
 impl Session {
     /// A run of pieces lies in the ring.
     pub(super) async fn drain(&mut self, drain: Drain) -> Ended {
+        let run = Run::from(&drain);
         let Drain {
             save: id,
             piece,
@@ -174,11 +175,6 @@ impl Session {
         };
         save.active = now;
         let serial = save.serial;
-        let run = Run {
-            piece,
-            index,
-            count,
-        };
         let Some(run) = save.take_over(run, (ring_offset, bytes), ring) else {
             self.say(answer(Status::BadRequest))?;
             return self
