@@ -217,12 +217,9 @@ class Restores(Saves):
     def take_stock(self, restore: Restore) -> Place:
         """Rows and a slot, and a lock on what the device has of the prefix, for a restore that streams; or none."""
         tree, boundary = self.tree, restore.boundary
-        key = tree.key(restore.request, boundary)
-        have, node = self._kv_of(key, boundary)
-        if have >= boundary and tree.state_match(key) >= boundary:
-            return Place.AS_DEEP
-        if have < restore.kv_from:
-            return Place.LESS_KV
+        why, _, have, node = self._seen(restore)
+        if why is not None:
+            return why
         # Before anything is evicted: what the device has of the prefix must stay.
         lock = tree.lock_kv(node)
         taken = self._take(restore, boundary - have)
@@ -262,19 +259,15 @@ class Restores(Saves):
         """Rows, slot, copy, insert and lock in one go, or none of it."""
         session, tree = self.session, self.tree
         assert session is not None, "a restore before PLACED ends with the session"
-        boundary = restore.boundary
-        key = tree.key(restore.request, boundary)
-        have, node = self._kv_of(key, boundary)
-        if have >= boundary and tree.state_match(key) >= boundary:
-            return Place.AS_DEEP
-        if have < restore.kv_from:
-            return Place.LESS_KV
+        why, key, have, node = self._seen(restore)
+        if why is not None:
+            return why
         if restore.stock is not None:
             return self._place_stock(session, restore, restore.stock, key, have)
         lock = tree.lock_kv(node)
         taken = None
         try:
-            taken = self._take(restore, boundary - have)
+            taken = self._take(restore, restore.boundary - have)
             if taken is None:
                 return Place.NO_ROOM
             rows, slot = taken
@@ -325,10 +318,18 @@ class Restores(Saves):
         restore.next_try = self._ticks + min(1 << restore.refused, _LONGEST_PAUSE)
         restore.refused, restore.room = restore.refused + 1, room
 
-    def _kv_of(self, key: Any, boundary: int) -> tuple[int, int]:
-        """How much KV of the key the device has, in whole pages, and its node."""
-        have, node = self.tree.full_match(key)
-        return min(have, boundary) // self.tree.page_size * self.tree.page_size, node
+    def _seen(self, restore: Restore) -> tuple[Place | None, Any, int, int]:
+        """What the device has of the prefix now: why nothing is to be placed, if so; the prefix's key; how much KV, in
+        whole pages; and its node."""
+        tree, boundary, why = self.tree, restore.boundary, None
+        key = tree.key(restore.request, boundary)
+        have, node = tree.full_match(key)
+        have = min(have, boundary) // tree.page_size * tree.page_size
+        if have >= boundary and tree.state_match(key) >= boundary:
+            why = Place.AS_DEEP
+        elif have < restore.kv_from:
+            why = Place.LESS_KV
+        return why, key, have, node
 
     def _take(self, restore: Restore, tokens: int) -> tuple[Any, Any] | None:
         """Rows and a slot, if what runs leaves so many."""
