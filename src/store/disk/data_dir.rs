@@ -340,16 +340,18 @@ fn check_format(root: &Root, there: bool, now: Millis) -> Result<(), StoreError>
 
 /// What is wrong with the directory's format file; another version is an error.
 pub(crate) fn bad_format(root: &Root) -> Result<Option<Bad>, StoreError> {
-    match check_format(root, true, Millis(0)) {
-        Ok(()) => Ok(None),
-        Err(StoreError::Damaged { reason, detail, .. }) => Ok(Some(Bad::new(reason, detail))),
+    let rel = Rel::root().join(layout::FORMAT);
+    match read_record::<FormatFile>(root, &rel) {
+        Ok(Ok(_)) => Ok(None),
+        Ok(Err(bad)) => match bad.version {
+            Some(found) => Err(StoreError::Version {
+                path: root.path().join(layout::FORMAT),
+                found,
+                known: FORMAT_VERSION,
+            }),
+            None => Ok(Some(bad)),
+        },
         Err(error) if error.is_missing() => Ok(Some(Bad::new(Reason::Incomplete, "missing"))),
-        Err(StoreError::UnsafePath { .. }) => {
-            Ok(Some(Bad::new(Reason::NotAFile, "not a plain file")))
-        }
-        Err(error) if is_bad_medium(&error) => {
-            Ok(Some(Bad::new(Reason::Unreadable, error.to_string())))
-        }
         Err(error) => Err(error),
     }
 }
