@@ -13,19 +13,13 @@ mod place;
 
 use std::mem;
 
-use smallvec::SmallVec;
-
 use super::{
-    Index, IndexError, KvRef, MAX_TOKENS, ObjectEntry, Retain, TreeKey,
-    insert::{MAX_BYTES, bad, unreadable},
-    log,
-    node::{Facts, Node},
+    Index, IndexError, ObjectEntry, TreeKey,
     shelf::{Class, Place},
-    slab::{Ix, NodeIx, ObjIx, SnapIx},
-    snapshot::Snapshot,
+    slab::{Ix, NodeIx, SnapIx},
     tier_set::PerTier,
 };
-use crate::types::{Millis, ObjectKind, SnapshotId, TierKind, TokenId, TokenRange, Tokens};
+use crate::types::{Millis, SnapshotId, TierKind, TokenId, TokenRange, Tokens};
 
 /// Tokens that stand side by side in the log.
 #[derive(Copy, Clone, Eq, PartialEq, Debug)]

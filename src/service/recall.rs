@@ -25,13 +25,11 @@ use super::conversations::Conversations;
 use super::core::{Model, Record, Removal};
 use super::save_state::SaveState;
 use super::startup::Shared;
-use crate::index::{
-    Edge, Index, Loader, ObjectEntry, Part, Placed, Placing, Spot, TierSet, TreeKey,
-};
+use crate::index::{Index, Placing, Spot, TreeKey};
 use crate::pool::Geometry;
-use crate::store::catalog::{Image, Owner, PlacedTokens, Row, RowKv, RowObject, Stale, TokenRun};
+use crate::store::catalog::{Image, PlacedTokens, Row, Stale, TokenRun};
 use crate::store::{DiskTier, Recalled, Refs, StoreError, TokenLog};
-use crate::types::{Millis, Namespace, ObjectId, ObjectKind, SnapshotId, TierKind, TokenRange};
+use crate::types::{Millis, Namespace, SnapshotId};
 use crate::util::id_map::IdMap;
 
 /// How often is said how far a start is.

@@ -1,6 +1,17 @@
 //! Where a snapshot's edges go, checked before anything changes; and what is summed up at the end.
 
-use super::*;
+use smallvec::SmallVec;
+
+use super::super::{
+    Index, IndexError, KvRef, MAX_TOKENS, Retain,
+    insert::{MAX_BYTES, bad, unreadable},
+    log,
+    node::{Facts, Node},
+    slab::{Ix, NodeIx, ObjIx},
+    snapshot::Snapshot,
+};
+use super::{Edge, Part, Placed, Placing, Spot, Walk};
+use crate::types::{Millis, ObjectKind, TokenId, TokenRange, Tokens};
 
 // === impl Index ===
 

@@ -1,6 +1,13 @@
 //! Rows of the catalog as snapshots of the index.
 
-use super::*;
+use std::sync::Arc;
+
+use super::{Common, Unverified};
+use crate::index::{Edge, Loader, ObjectEntry, Part, Placed, Placing, Spot, TierSet, TreeKey};
+use crate::service::core::Model;
+use crate::store::catalog::{Image, Owner, Row, RowKv, RowObject, TokenRun};
+use crate::store::{DiskTier, TokenLog};
+use crate::types::{ObjectId, ObjectKind, TierKind, TokenRange};
 
 /// Rows on their way into an index.
 pub(super) struct Filling<'a> {
