@@ -11,6 +11,8 @@
 //! them. With `sparse` only the first manifest of each folder is made: a start looks at the folders'
 //! times alone, and the disk need not hold a million files. Every start runs in a process of its own.
 
+mod numbers;
+
 use std::{
     collections::{BTreeMap, HashSet},
     fs,
@@ -33,6 +35,7 @@ use engram::{
     types::{Generation, Millis, Namespace, ObjectKind, SnapshotId, TierKind, TokenId, TokenRange},
     util::clock::{Clock, SystemClock},
 };
+use numbers::Numbers;
 use prometheus_client::registry::Registry;
 
 const TURNS: u32 = 50;
@@ -41,25 +44,8 @@ const SYSTEM_TOKENS: u32 = 512;
 const DEEP: u32 = 8;
 const DEEP_TURN: u32 = 2560;
 const TURN: u32 = 64;
-const VOCABULARY: u32 = 150_000;
 /// Conversations whose turns interleave.
 const AT_ONCE: u32 = 200;
-
-/// A small generator of numbers (SplitMix64): the same tokens every time.
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn tokens(&mut self, len: u32, out: &mut Vec<TokenId>) {
-        out.extend((0..len).map(|_| (self.next() % u64::from(VOCABULARY)) as TokenId));
-    }
-}
 
 fn turn_tokens(conversation: u32) -> u32 {
     if conversation < DEEP { DEEP_TURN } else { TURN }

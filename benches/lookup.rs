@@ -4,6 +4,8 @@
 //! of 2,560 tokens, so that they end at 131,072; the others have turns of 64. The tokens of every
 //! turn are unique: 96 million in all.
 
+mod numbers;
+
 use std::{
     hint::black_box,
     time::{Duration, Instant},
@@ -17,6 +19,7 @@ use engram::{
         TokenRange,
     },
 };
+use numbers::{Numbers, VOCABULARY};
 use uuid::Uuid;
 
 const CONVERSATIONS: u32 = 20_000;
@@ -26,7 +29,6 @@ const SYSTEMS: u32 = 100;
 const SYSTEM_TOKENS: u32 = 3072;
 const DEEP_TURN: u32 = 2560;
 const TURN: u32 = 64;
-const VOCABULARY: u32 = 150_000;
 const STATE_BYTES: u64 = 57 << 20;
 
 const KEY: TreeKey = TreeKey {
@@ -34,28 +36,12 @@ const KEY: TreeKey = TreeKey {
     namespace: NamespaceId([2; 32]),
 };
 
-/// A small generator of numbers (SplitMix64): the same tokens every time.
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+fn object(ids: &mut Numbers) -> ObjectId {
+    let mut id = [0; 32];
+    for word in id.as_chunks_mut::<8>().0 {
+        *word = ids.next().to_le_bytes();
     }
-
-    fn tokens(&mut self, len: u32, out: &mut Vec<TokenId>) {
-        out.extend((0..len).map(|_| (self.next() % u64::from(VOCABULARY)) as TokenId));
-    }
-
-    fn object(&mut self) -> ObjectId {
-        let mut id = [0; 32];
-        for word in id.as_chunks_mut::<8>().0 {
-            *word = self.next().to_le_bytes();
-        }
-        ObjectId(id)
-    }
+    ObjectId(id)
 }
 
 fn turn_tokens(conversation: u32) -> u32 {
@@ -83,7 +69,7 @@ fn snapshot(index: &Index<VecLog>, tokens: &[TokenId], ids: &mut Numbers, now: u
             start,
             end: boundary,
         };
-        let id = ids.object();
+        let id = object(ids);
         new_objects.push(ObjectEntry {
             id,
             kind: ObjectKind::Kv,
@@ -100,7 +86,7 @@ fn snapshot(index: &Index<VecLog>, tokens: &[TokenId], ids: &mut Numbers, now: u
     NewSnapshot {
         id: SnapshotId(Uuid::from_u64_pair(now << 16 | 0x7000, ids.next())),
         state: ObjectEntry {
-            id: ids.object(),
+            id: object(ids),
             kind: ObjectKind::State,
             range: TokenRange::at(boundary),
             bytes: STATE_BYTES,

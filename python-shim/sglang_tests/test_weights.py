@@ -14,6 +14,7 @@ from test_turns import settle, words
 
 MODE = {"page_size": 64, "overlap": True, "lag": 2}
 HAS_SESSIONS = hasattr(plugin.adapter(), "IN_PARTS") is False
+needs_sessions = pytest.mark.skipif(not HAS_SESSIONS, reason="this release has no sessions of updates")
 
 
 def first_turn(w: Any, prompt: list[int]) -> Any:
@@ -89,7 +90,7 @@ def no_barrier(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.distributed, "barrier", lambda group=None: None)
 
 
-@pytest.mark.skipif(not HAS_SESSIONS, reason="this release has no sessions of updates")
+@needs_sessions
 def test_what_is_computed_in_a_session_of_updates_is_not_saved(world: Any, shared_daemon: Any, seed: int, no_barrier: Any) -> None:
     w = world(shared_daemon, **MODE)
     prompt, between = words(seed, 700), words(seed + 1, 700)
@@ -119,7 +120,7 @@ def test_what_is_computed_in_a_session_of_updates_is_not_saved(world: Any, share
     comes_back(w, between, 640)
 
 
-@pytest.mark.skipif(not HAS_SESSIONS, reason="this release has no sessions of updates")
+@needs_sessions
 def test_a_flush_in_a_session_of_updates_is_enough(world: Any, shared_daemon: Any, seed: int, no_barrier: Any) -> None:
     w = world(shared_daemon, **MODE)
     prompt = words(seed, 700)
@@ -130,7 +131,7 @@ def test_a_flush_in_a_session_of_updates_is_enough(world: Any, shared_daemon: An
     comes_back(w, prompt, 640)
 
 
-@pytest.mark.skipif(not HAS_SESSIONS, reason="this release has no sessions of updates")
+@needs_sessions
 def test_a_session_that_changed_nothing(world: Any, shared_daemon: Any, seed: int, no_barrier: Any) -> None:
     w = world(shared_daemon, **MODE)
     prompt = words(seed, 700)

@@ -161,6 +161,11 @@ async fn assert_same_as_thorough(world: &World) {
     assert!(!other.was_recalled());
 }
 
+fn compact(world: &World) {
+    let manifests = world.service.store.manifests.as_ref();
+    manifests.unwrap().compact().unwrap();
+}
+
 fn catalog(world: &World) -> PathBuf {
     world.folder.path().join("data/catalog.log")
 }
@@ -231,14 +236,7 @@ async fn after_a_kill_and_after_an_orderly_end() {
 async fn a_compacted_catalog_says_the_same() {
     let world = some(trusting()).await;
     let before = fs::metadata(catalog(&world)).unwrap().len();
-    world
-        .service
-        .store
-        .manifests
-        .as_ref()
-        .unwrap()
-        .compact()
-        .unwrap();
+    compact(&world);
     assert!(fs::metadata(catalog(&world)).unwrap().len() < before);
     let mut fake = Fake::attach(&world).await;
     fake.turn("c0", &prompt(0, 2000), 1900).await;

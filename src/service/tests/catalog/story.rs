@@ -106,16 +106,7 @@ async fn live(story: Vec<Step>) {
                 };
                 let _ = world.service.delete(request).await;
             }
-            Step::Compact if !doomed => {
-                world
-                    .service
-                    .store
-                    .manifests
-                    .as_ref()
-                    .unwrap()
-                    .compact()
-                    .unwrap();
-            }
+            Step::Compact if !doomed => compact(&world),
             Step::Doom { operations } if !doomed => {
                 world.faults.arm(None, operations, Fault::Torn);
                 doomed = true;
