@@ -140,6 +140,19 @@ impl Store {
             .is_some_and(|dir| dir.reserve(bytes).is_ok())
     }
 
+    /// Whether the data directory is where it was and mounted to be written to; `thoroughly`:
+    /// whether a file can be written there, too.
+    ///
+    /// # Errors
+    /// What a write would meet.
+    pub fn look_at_disk(&self, thoroughly: bool) -> Result<(), StoreError> {
+        match &self.dir {
+            Some(dir) if thoroughly => dir.try_to_write(),
+            Some(dir) => dir.is_there().and_then(|()| dir.root.is_writable()),
+            None => Ok(()),
+        }
+    }
+
     /// Bytes that the disk tier could hold on its file system if it had no budget: its own, and
     /// what is free beyond what is to stay free.
     #[must_use]

@@ -67,7 +67,10 @@ pub(crate) enum Verdict {
 struct Switches {
     armed: Option<Armed>,
     dead: bool,
-    full: bool,
+    /// What every write fails with.
+    broken: Option<i32>,
+    /// What no file or folder whose path has this in it can be removed with.
+    stuck: Option<(String, i32)>,
     no_openat2: bool,
     tracing: bool,
     trace: Vec<(Op, String)>,
@@ -147,9 +150,19 @@ impl Faults {
             let path = path.to_string_lossy().into_owned();
             inner.trace.push((op, path));
         }
-        if inner.full && matches!(op, Op::Write | Op::Mkdir) {
+        if let Some(errno) = inner.broken
+            && matches!(op, Op::Write | Op::Mkdir)
+        {
             inner.thrown += 1;
-            return Verdict::Fail(io::Error::from_raw_os_error(nix::libc::ENOSPC));
+            return Verdict::Fail(io::Error::from_raw_os_error(errno));
+        }
+        if let Some((part, errno)) = &inner.stuck
+            && op == Op::Unlink
+            && path.to_string_lossy().contains(part)
+        {
+            let errno = *errno;
+            inner.thrown += 1;
+            return Verdict::Fail(io::Error::from_raw_os_error(errno));
         }
         let Some(armed) = &mut inner.armed else {
             return Verdict::Pass;
@@ -192,7 +205,17 @@ impl Faults {
 
     /// From now on the disk is full, or has room again.
     pub fn fill(&self, full: bool) {
-        self.inner.lock().full = full;
+        self.break_writes(full.then_some(nix::libc::ENOSPC));
+    }
+
+    /// From now on every write fails with this errno, or works again.
+    pub fn break_writes(&self, errno: Option<i32>) {
+        self.inner.lock().broken = errno;
+    }
+
+    /// From now on nothing whose path has `part` in it can be removed; `None`: all can.
+    pub fn keep(&self, part: Option<&str>) {
+        self.inner.lock().stuck = part.map(|part| (part.to_owned(), nix::libc::EPERM));
     }
 
     /// Takes an armed fault back.

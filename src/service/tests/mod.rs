@@ -15,5 +15,6 @@ mod ranks;
 mod restore;
 mod save;
 mod scrub;
+mod sick_disk;
 mod small_disk;
 mod world;

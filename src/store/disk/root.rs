@@ -39,7 +39,7 @@ use nix::{
     fcntl::{AtFlags, FcntlArg, OFlag, OpenHow, ResolveFlag, fcntl, open, openat, openat2},
     sys::{
         stat::{FileStat, Mode, SFlag, fstat, fstatat},
-        statvfs::fstatvfs,
+        statvfs::{FsFlags, fstatvfs},
     },
 };
 use parking_lot::Mutex;
@@ -229,6 +229,17 @@ impl Root {
         let stat = fstatvfs(&self.dir)
             .map_err(|errno| StoreError::io(Op::Open, self.path.clone(), errno.into()))?;
         Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
+    }
+
+    /// Whether the file system is mounted to be written to.
+    pub(crate) fn is_writable(&self) -> Result<(), StoreError> {
+        let stat = fstatvfs(&self.dir)
+            .map_err(|errno| StoreError::io(Op::Open, self.path.clone(), errno.into()))?;
+        if stat.flags().contains(FsFlags::ST_RDONLY) {
+            let error = Errno::EROFS.into();
+            return Err(StoreError::io(Op::Write, self.path.clone(), error));
+        }
+        Ok(())
     }
 
     fn open_plain(&self, rel: &Rel, flags: OFlag) -> Result<(File, u64), StoreError> {
