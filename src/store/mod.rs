@@ -50,6 +50,8 @@ mod bulk;
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 #[cfg(any(test, feature = "testing"))]
+pub mod power;
+#[cfg(any(test, feature = "testing"))]
 pub mod sample;
 
 pub use ailment::Ailment;

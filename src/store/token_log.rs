@@ -104,7 +104,17 @@ impl TokenLog {
     /// # Errors
     /// Those of the system.
     pub fn sync(&self) -> io::Result<()> {
-        self.words.sync()
+        self.words.sync()?;
+        #[cfg(any(test, feature = "testing"))]
+        if let Some((dir, rel)) = &self.dir {
+            let mut bytes = Vec::new();
+            self.get_runs(0, self.words.len(), &mut |run| {
+                bytes.extend(run.iter().flat_map(|token| token.to_le_bytes()));
+                Ok(())
+            })?;
+            dir.root.synced_apart(rel, &bytes);
+        }
+        Ok(())
     }
 
     /// CRC-32C of a run of tokens; `None` if they are not all there.

@@ -10,6 +10,7 @@ mod fake;
 mod full_disk;
 mod hostile;
 mod mixed;
+mod power;
 mod pressure;
 mod ranks;
 mod restore;

@@ -173,6 +173,10 @@ impl Root {
                 result.map_err(|error| StoreError::io(Op::Mkdir, path.to_owned(), error))?;
             }
         }
+        // An earlier process may have died between making and syncing it.
+        if let Err(error) = sync_parent(path) {
+            tracing::warn!(%error, path = %path.display(), "The folder of the data directory cannot be synced");
+        }
         Self::open_existing(path, faults, counters)
     }
 
@@ -354,6 +358,15 @@ impl Root {
             None => openat(&self.dir, rel.name(), flags, mode),
             Some(folder) => openat(folder, rel.name(), flags, mode),
         }?)
+    }
+}
+
+/// Makes the name of the data directory itself durable.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let path = path.canonicalize()?;
+    match path.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
     }
 }
 
