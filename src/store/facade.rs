@@ -113,6 +113,12 @@ impl Store {
         if !dir.catalog.is_on() {
             return;
         }
+        if tokens.is_kept() && tokens.is_wasteful() {
+            match dir.catalog.close_compact(dir, tokens) {
+                Ok(()) => return,
+                Err(error) => tracing::warn!(%error, "The token log was not written anew"),
+            }
+        }
         let closed = match tokens.sync() {
             Ok(()) => dir.catalog.close(dir),
             Err(error) => {

@@ -28,6 +28,9 @@ enum Told {
     Deleted(Vec<SnapshotId>),
 }
 
+/// Whether a step is left out.
+type Lack<'a> = &'a dyn Fn(&Step) -> bool;
+
 /// What a cut must not change.
 #[derive(Default)]
 struct Promises {
@@ -125,6 +128,30 @@ impl Story {
         world.service.shutdown().await;
         story.tape = world.faults.tape();
         story
+    }
+
+    /// A daemon that ends with a token log of which little is needed. Says where its end begins, too.
+    async fn wasteful() -> (Self, usize) {
+        let world = World::with(settings(true)).await;
+        let mut fake = Fake::attach(&world).await;
+        let mut story = Self {
+            tape: Vec::new(),
+            told: Vec::new(),
+        };
+        for (seed, name) in (1..).zip(["kept", "a", "b", "c"]) {
+            story
+                .turn(&world, &mut fake, name, &prompt(seed, 300))
+                .await;
+            if name != "kept" {
+                let id = story.last();
+                story.delete(&world, name, vec![id]).await;
+            }
+        }
+        assert!(world.service.core.lock().index.log().is_wasteful());
+        let from = world.faults.tape().len();
+        world.service.shutdown().await;
+        story.tape = world.faults.tape();
+        (story, from)
     }
 
     /// Calls `f` for every cut: after how many steps, what the disk shows, and what must hold.
@@ -268,11 +295,52 @@ async fn no_cut_of_the_power_loses_what_is_durable_or_shows_a_half() {
         cases += 1;
         if let Err(why) = look(&folder.path().join("data"), promises) {
             let before = &story.tape[at.saturating_sub(5)..=at];
-            let before: Vec<String> = before.iter().map(|step| brief(step)).collect();
+            let before: Vec<String> = before.iter().map(brief).collect();
             panic!("after step {at}, {cut:?}: {why}\n{}", before.join("\n"));
         }
     });
     assert!(cases > 1000, "{cases} cases");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_log_that_is_written_anew_survives_every_cut() {
+    let (story, from) = Story::wasteful().await;
+    let mut cases = Vec::new();
+    story.cuts(&mut |at, cut, platter, promises| {
+        if at < from {
+            return;
+        }
+        let folder = shown(platter, cut);
+        let data = folder.path().join("data");
+        look(&data, promises).unwrap_or_else(|why| panic!("after step {at}, {cut:?}: {why}"));
+        // As after a kill, too: then the boot is the same.
+        let killed = quick_folder();
+        platter
+            .show(Cut::Bytes, &killed.path().join("data"))
+            .unwrap();
+        let whole = quick_folder();
+        platter
+            .show(Cut::Names, &whole.path().join("data"))
+            .unwrap();
+        boot_again(&whole.path().join("data"));
+        let kept = promises.kept.clone();
+        cases.extend([folder, killed, whole].map(|folder| (folder, kept.clone())));
+    });
+    let mut recalled = 0;
+    for (folder, kept) in cases {
+        // What was looked at before is swept already, and as good.
+        let world = World::at(folder, settings(false)).await;
+        recalled += u32::from(world.was_recalled());
+        let mut fake = Fake::attach(&world).await;
+        for tokens in kept.values() {
+            let got = fake.restore(tokens).await;
+            assert_eq!(got.map(|got| got.boundary), Some(tokens.len() as u32));
+        }
+        let logs = world.files("data/tokens.");
+        assert!(logs.len() <= 1, "{logs:?}");
+        world.check();
+    }
+    assert!(recalled > 0, "no catalog was closed");
 }
 
 fn brief(step: &Step) -> String {
@@ -313,7 +381,7 @@ async fn a_daemon_that_did_not_sync_would_be_caught() {
     let mut story = Story::live().await;
     let whole = std::mem::take(&mut story.tape);
     let is_temp = |path: &str| path.contains(".tmp-");
-    let lacks: [(&str, &dyn Fn(&Step) -> bool); 4] = [
+    let lacks: [(&str, Lack<'_>); 4] = [
         (
             "objects",
             &|step| matches!(step, Step::SyncFile(path) if is_temp(path) && path.contains("objects")),
