@@ -63,6 +63,7 @@ class Told:
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
     """One piece of tokens in each hook and tick: as slow as it can be."""
     monkeypatch.setattr(requests_module, "_TELL_NS", 1)
+    monkeypatch.setattr(requests_module, "_TELL_IN_TICK_NS", 1)
     made = Told()
     yield made
     made.shim.shutdown()
@@ -110,6 +111,7 @@ def test_a_daemon_that_cannot_be_told_is_not_waited_for(told: Told) -> None:
 
 def test_a_hook_tells_what_there_is_time_for(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests_module, "_TELL_NS", 10_000_000_000)
+    monkeypatch.setattr(requests_module, "_TELL_IN_TICK_NS", 10_000_000_000)
     restore = told.enqueue("r", LONG)
     assert restore.asked is not None and told.shim.requests["r"].sent == LONG
 

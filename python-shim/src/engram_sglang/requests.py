@@ -17,9 +17,9 @@ _SESSION, _EXTRA_KEY = int(RequestFlags.HAS_SESSION), int(RequestFlags.HAS_EXTRA
 _CACHE_SALT, _TENANT = int(RequestFlags.HAS_CACHE_SALT), int(RequestFlags.HAS_TENANT)
 _NOT_SAVED = int(RequestFlags.NOT_SAVED)
 
-# Time in which token ids are told in one hook or tick, looked at after each so many of them. What is left follows with
-# the next ones.
-_TELL_NS, _TELL_AT_ONCE = 60_000, 8192
+# Time in which token ids are told in one hook, and in one tick, looked at after each so many of them. What is left
+# follows with the next ones.
+_TELL_NS, _TELL_IN_TICK_NS, _TELL_AT_ONCE = 25_000, 60_000, 8192
 
 
 class Request:
@@ -49,9 +49,9 @@ class Requests(Talk):
         self._numbers = 0
         self._tell_ns = _TELL_NS
 
-    def _may_tell(self) -> None:
+    def _may_tell(self, in_tick: bool = False) -> None:
         """A hook or a tick begins that may tell tokens."""
-        self._tell_ns = _TELL_NS
+        self._tell_ns = _TELL_IN_TICK_NS if in_tick else _TELL_NS
 
     def _left(self, session: Session) -> None:
         super()._left(session)
