@@ -47,6 +47,8 @@ def test_bytes_of_saved_and_restored_prefixes(
     restored = [e for e in events if e["event"] == "restored"]
     assert [e["boundary"] for e in restored] == [640]
     assert all((e["bytes"] == saved[e["name"]]) == (spoil == "0") for e in restored)
+    found = [(e["unknown"], e["foreign"], e["state"]) for e in restored]
+    assert found == [(0, 0, "ok" if spoil == "0" else "foreign")]
 
 
 def test_times_of_parts(
