@@ -128,7 +128,7 @@ def test_pieces_go_one_by_one_where_no_table_is_free(fused, monkeypatch):
     mover = fused.Mover.__new__(fused.Mover)
     mover._device = types.SimpleNamespace(type="cuda")
     mover._tables = fused.deque([Table()])
-    sides = types.SimpleNamespace(table=1, rows=16, columns=32, grid_columns=1, count=2, word=8)
+    sides = types.SimpleNamespace(table=1, rows=16, columns=32, grid_columns=1, count=2, page=0, word=8)
     rows = types.SimpleNamespace(dtype="int64", is_contiguous=lambda: True, record_stream=lambda stream: None)
     pieces = numpy.array([[0, 4, 0, 0, 4], [4096, 4, 0, 4, 4], [8192, 3, 0, 8, 3]])
     mover._launch(sides, 1, rows, pieces, False)

@@ -43,8 +43,11 @@ def _write(**row: Any) -> None:
         file.write(json.dumps({"time": time.time(), **row}) + "\n")
 
 
-def _name(tokens: Any) -> str:
-    return hashlib.sha256(array("q", list(tokens)).tobytes()).hexdigest()[:32]
+def _name(tokens: Any, upto: int) -> str:
+    """Of the first `upto` tokens, which may come in several parts."""
+    parts = tokens if isinstance(tokens, tuple) else (tokens,)
+    whole = [token for part in parts for token in part]
+    return hashlib.sha256(array("q", whole[:upto]).tobytes()).hexdigest()[:32]
 
 
 class Probe:
@@ -95,17 +98,20 @@ class Probe:
                 last = str(now["counts"]) + now["link"]
                 _write(event="shim", reason=self.shim.link.reason, **now)
 
-    def offer(self, save: Any, piece: Any, slot: Any) -> None:
-        self.names[save.node] = (_name(save.tokens[: save.boundary]), save.boundary)
-        self._offer(save, piece, slot)
+    def offer(self, save: Any, slot: Any) -> None:
+        self.names[save.node] = (_name(save.tokens, save.boundary), save.boundary)
+        self._offer(save, slot)
 
     def insert(self, key: Any, have: int, rows: Any, slot: Any) -> int:
         node = int(self._insert(key, have, rows, slot))
-        self.pending.append((self.ticks + _LATER, _name(key.token_ids), len(key), node))
+        self.pending.append((self.ticks + _LATER, _name(key.token_ids, len(key)), len(key), node))
         if _SPOIL:
-            for tensor in self.pools.state:
-                tensor.bytes[:, slot] = 0
+            self.shim.copier.submit(lambda: self.spoil(slot), before_next=True)
         return node
+
+    def spoil(self, slot: Any) -> None:
+        for tensor in self.pools.state:
+            tensor.bytes[:, slot] = 0
 
     def ended(self, save: Any, why: str) -> None:
         if why == "ok":
@@ -129,12 +135,15 @@ class Probe:
             return "gone"
         first, _, rows = self.tree.rows(node, 0)
         assert first == 0
-        torch.cuda.synchronize()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         out = hashlib.sha256()
         for tensor in self.pools.state:
             out.update(tensor.bytes[:, slot].contiguous().cpu().numpy().tobytes())
         for side in self.pools.sides():
-            out.update(side[rows].cpu().numpy().tobytes())
+            # Page-major, rows of different pages are apart.
+            place = rows if side.dim() == 2 else (rows // side.shape[1], rows % side.shape[1])
+            out.update(side[place].cpu().numpy().tobytes())
         return out.hexdigest()[:32]
 
 
