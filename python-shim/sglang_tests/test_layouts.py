@@ -10,6 +10,7 @@ import torch
 from conftest import World
 from engram_sglang import plugin
 from engram_sglang._pb.engram.v1 import engram_pb2 as pb
+from engram_sglang.pools import describe
 from engram_sglang.ranks import Alone
 from test_turns import settle, words
 
@@ -89,6 +90,13 @@ def test_packed_rows_are_those_of_the_buffer(page_size: int, seed: int) -> None:
     wanted[places(w, other)] = piece.flatten()
     pools.scatter_kv(fresh, len(rows), 2, torch.tensor(other))
     assert raw.equal(wanted), "not these rows, or others too"
+
+
+@page_major
+def test_kv_alone_is_page_major_too(seed: int, monkeypatch: Any) -> None:
+    w = World(armed=False, page_size=64, page_major=True, rows=1024, seed=seed)
+    monkeypatch.setattr(w.req_pool.mamba_pool, "_raw", None)
+    assert describe(w.req_pool.mamba_pool, w.allocator.get_kvcache(), 64).page_major
 
 
 @page_major
