@@ -48,6 +48,8 @@ class Requests(Talk):
         """What SGLang knows, by rid. Each is opened at the daemon when there is something to say of it."""
         self._numbers = 0
         self._tell_ns = _TELL_NS
+        self._closing: list[tuple[Request, Any, Ending | None]] = []
+        """Over, but not all that the daemon should hear of them before is said."""
 
     def _may_tell(self, in_tick: bool = False) -> None:
         """A hook or a tick begins that may tell tokens."""
@@ -55,6 +57,7 @@ class Requests(Talk):
 
     def _left(self, session: Session) -> None:
         super()._left(session)
+        self._closing.clear()
         for request in self.requests.values():
             request.opened, request.sent = None, 0
 
@@ -140,11 +143,27 @@ class Requests(Talk):
         if ending is not None and session is not None and request.names.saved:
             # What is left, the daemon hears below and later.
             self._tell_tokens(request, tokens, ending.total_tokens)
-        if session is None or self.session is not session or request.opened is not session:
+        if session is None or self.session is not session:
             return
-        if ending is not None and request.names.saved:
-            self._later(functools.partial(self._say_turn, request, tokens, ending))
-        self._later(lambda: self._say(RequestClose(request.number)))
+        self._closing.append((request, tokens, ending))
+        self._pump_closing()
+
+    def _has_more_to_say(self, request: Request) -> bool:
+        """Whether the layers above have something to say of it, which the daemon would not take once it is closed."""
+        return False
+
+    def _pump_closing(self) -> None:
+        """The daemon hears of what is over."""
+        if not self._closing:
+            return
+        closing, self._closing = self._closing, []
+        for request, tokens, ending in closing:
+            if self._has_more_to_say(request):
+                self._closing.append((request, tokens, ending))
+            elif request.opened is self.session:
+                if ending is not None and request.names.saved:
+                    self._later(functools.partial(self._say_turn, request, tokens, ending))
+                self._later(functools.partial(self._say, RequestClose(request.number)))
         self._flush()
 
     def _say_turn(self, request: Request, tokens: Any, ending: Ending) -> bool:

@@ -225,7 +225,10 @@ class Probe:
         sides = list(self.pools.sides())
         if not sides:
             return [0] * len(rows) if sums else b""
-        found = torch.cat([side[rows] for side in sides], dim=1).cpu().numpy()
+        # Page-major, rows of different pages are apart.
+        page = sides[0].shape[1]
+        place = rows if sides[0].dim() == 2 else (rows // page, rows % page)
+        found = torch.cat([side[place] for side in sides], dim=1).cpu().numpy()
         return self.seen.sums(found) if sums else found.tobytes()
 
 
