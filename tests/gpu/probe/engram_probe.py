@@ -6,9 +6,10 @@ $ENGRAM_PROBE_BYTES=0: only the latter, and the times of parts of hooks. $ENGRAM
 outputs vary and depend on the state. $ENGRAM_PROBE_SPOIL=1 changes restored states after they were read: a test that
 passes with it compares nothing.
 
-A `restored` event also tells how many of its tokens have KV that was never gathered for them (`foreign`), and whether its
-state was (`state`): the same tokens computed twice, in other batches, differ in their last bits, and a restored prefix may
-have pieces of both. That is told only of what this process itself has saved; the rest is `unknown`.
+A `restored` event also tells how many of the tokens whose KV was restored have KV that was never gathered for them
+(`foreign`), and whether its state was (`state`): the same tokens computed twice, in other batches, differ in their last
+bits, and a restored prefix may have pieces of both, behind what the device had by itself. That is told only of what this
+process itself has saved; the rest is `unknown`.
 """
 
 from __future__ import annotations
@@ -87,11 +88,12 @@ class Seen:
     def offered(self, name: int, digest: str) -> None:
         self._state.setdefault(name, set()).add(digest)
 
-    def compare(self, names: Any, sums: Any, digest: str) -> dict[str, Any]:
-        """How much of a restored prefix is what was gathered for its tokens."""
-        known = [self._kv.get(name) for name in names]
+    def compare(self, names: Any, have: int, sums: Any, digest: str) -> dict[str, Any]:
+        """How much of a restored prefix, from token `have` on, is what was gathered for its tokens."""
+        known = [self._kv.get(name) for name in names[have:]]
         states = self._state.get(names[-1])
         return {
+            "have": have,
             "unknown": known.count(None),
             "foreign": sum(was is not None and total not in was for was, total in zip(known, sums, strict=True)),
             "state": "unknown" if states is None else "ok" if digest in states else "foreign",
@@ -104,7 +106,7 @@ class Probe:
     def __init__(self, shim: Any) -> None:
         self.shim, self.tree, self.pools = shim, shim.tree, shim.pools
         self.names: dict[int, tuple[str, int]] = {}
-        self.pending: list[tuple[int, str, Any, int]] = []
+        self.pending: list[tuple[int, str, Any, int, int]] = []
         self.ticks = 0
         self.seen = Seen()
         self.tokens: dict[int, Any] = {}
@@ -171,7 +173,7 @@ class Probe:
     def insert(self, key: Any, have: int, rows: Any, slot: Any) -> int:
         node = int(self._insert(key, have, rows, slot))
         names = self.seen.names(key.token_ids, len(key))
-        self.pending.append((self.ticks + _LATER, _name(key.token_ids, len(key)), names, node))
+        self.pending.append((self.ticks + _LATER, _name(key.token_ids, len(key)), names, have, node))
         if _SPOIL:
             self.shim.copier.submit(lambda: self.spoil(slot), before_next=True)
         return node
@@ -191,11 +193,12 @@ class Probe:
         self._tick()
         self.ticks += 1
         while self.pending and self.pending[0][0] <= self.ticks:
-            _, name, names, node = self.pending.pop(0)
+            _, name, names, have, node = self.pending.pop(0)
             found, slot = self.digest(node), self.tree.slot(node)
             compared: dict[str, Any] = {}
             if slot is not None:
-                compared = self.seen.compare(names, self.kv(self.tree.rows(node, 0)[2]), self.state(slot))
+                sums = self.kv(self.tree.rows(node, 0)[2][have:])
+                compared = self.seen.compare(names, have, sums, self.state(slot))
             _write(event="restored", name=name, boundary=len(names), bytes=found, **compared)
 
     def digest(self, node: int) -> str:
