@@ -19,7 +19,7 @@ _NOT_SAVED = int(RequestFlags.NOT_SAVED)
 
 # Time in which token ids are told in one hook, and in one tick, looked at after each so many of them. What is left
 # follows with the next ones.
-_TELL_NS, _TELL_IN_TICK_NS, _TELL_AT_ONCE = 25_000, 60_000, 8192
+_TELL_NS, _TELL_IN_TICK_NS, _TELL_AT_ONCE = 20_000, 40_000, 8192
 
 
 class Request:
