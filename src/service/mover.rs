@@ -7,9 +7,10 @@
 //!
 //! # Errors
 //! A failed write is tried again, later and later, and told once a minute; who waits for it hears
-//! of a full disk at once. While the service ends, what a full disk refuses is given up. After a failed fsync the disk takes nothing
-//! more: the service is not ready any longer, serves from RAM and disk as before, and lets last
-//! copies go.
+//! of a disk that takes nothing at once, and of one that fails after three attempts. While the service
+//! ends, what such a disk refuses is given up. As long as it does, last copies may leave RAM. After a
+//! failed fsync the disk takes nothing more: the service is not ready any longer, and serves from RAM
+//! and disk as before. What cannot be removed is tried again; a manifest that stays keeps its objects.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -4,9 +4,11 @@
 //!
 //! `ENGRAM_KILLS` says how many kills (500 is the long run), `ENGRAM_SEED` repeats their order.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod ledger;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +19,8 @@ use common::daemon::Daemon;
 use common::http::{Answer, Place};
 use common::process::run;
 use common::wait_for;
-use common::worker::{Model, SaveEnd, Worker, prompt};
+use common::worker::{Model, SaveEnd, Worker};
+use ledger::{AT_ONCE, COMMON, Dice, Ledger};
 use nix::sys::signal::Signal;
 use nix::unistd::{Whence, lseek};
 use parking_lot::Mutex;
@@ -25,43 +28,6 @@ use serde_json::{Value, json};
 
 /// Kills of one test in a usual run.
 const KILLS: u64 = 60;
-
-/// Tokens with which most conversations begin.
-const COMMON: usize = 1100;
-
-/// Tokens of the longest conversation.
-const LONGEST: usize = 6000;
-
-/// Conversations at a time; beyond it some go.
-const AT_ONCE: usize = 16;
-
-/// Numbers that follow from a seed.
-struct Dice(u64);
-
-/// A conversation that a client has.
-struct Talk {
-    name: String,
-    tokens: Arc<Vec<u32>>,
-    /// Tokens so far.
-    len: usize,
-}
-
-/// What the client was told.
-#[derive(Default)]
-struct Ledger {
-    talks: Vec<Talk>,
-    /// Everything ever said, by conversation.
-    said: BTreeMap<String, Arc<Vec<u32>>>,
-    /// Snapshots that were called durable: conversation and boundary.
-    durable: BTreeMap<String, (String, usize)>,
-    /// Those of them that a branch names: they may not be evicted either.
-    named: BTreeSet<String>,
-    /// Conversations that were called deleted.
-    gone: BTreeSet<String>,
-    /// Snapshots that were read after some kill.
-    read: BTreeSet<String>,
-    counts: BTreeMap<&'static str, u64>,
-}
 
 /// What one test tries.
 struct Trial {
@@ -71,62 +37,6 @@ struct Trial {
     heads: u32,
     /// The disk holds everything: what is durable is there.
     roomy: bool,
-}
-
-// === impl Dice ===
-
-impl Dice {
-    fn roll(&mut self, below: usize) -> usize {
-        let Dice(x) = self;
-        *x ^= *x << 13;
-        *x ^= *x >> 7;
-        *x ^= *x << 17;
-        (*x % below as u64) as usize
-    }
-}
-
-// === impl Ledger ===
-
-impl Ledger {
-    /// A new conversation: most begin as all others do, some leave another one in its middle.
-    fn open(&mut self, dice: &mut Dice) -> usize {
-        let number = self.said.len();
-        let own = prompt(number as u32 + 10, LONGEST);
-        let mut tokens = match self.talks.get(dice.roll(self.talks.len() + 2)) {
-            // Boundaries are even.
-            Some(other) if other.len > 4 => other.tokens[..dice.roll(other.len) | 1].to_vec(),
-            _ => prompt(1, COMMON),
-        };
-        tokens.extend(&own[..LONGEST.saturating_sub(tokens.len())]);
-        let tokens = Arc::new(tokens);
-        let name = format!("c{number}");
-        self.said.insert(name.clone(), Arc::clone(&tokens));
-        self.talks.push(Talk {
-            name,
-            tokens,
-            len: 0,
-        });
-        self.talks.len() - 1
-    }
-
-    fn count(&mut self, what: &'static str) {
-        *self.counts.entry(what).or_default() += 1;
-    }
-
-    /// The conversation may be gone from here on.
-    fn doubt(&mut self, name: &str) {
-        self.talks.retain(|talk| talk.name != name);
-        let gone: Vec<String> = self
-            .durable
-            .iter()
-            .filter(|(_, (of, _))| of == name)
-            .map(|(id, _)| id.clone())
-            .collect();
-        for id in gone {
-            self.durable.remove(&id);
-            self.named.remove(&id);
-        }
-    }
 }
 
 fn post(place: &Place, path: &str, body: &Value) -> Option<Answer> {
