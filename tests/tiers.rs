@@ -120,7 +120,7 @@ fn pressure_on_ram_moves_the_oldest_to_disk_and_they_come_back() {
 /// `ENGRAM_CAP_MIB` sets the cap: 1024 is the full size.
 #[test]
 fn the_disk_never_holds_more_than_its_budget() {
-    let mib = std::env::var("ENGRAM_CAP_MIB").map_or(64, |mib| mib.parse().unwrap());
+    let mib = std::env::var("ENGRAM_CAP_MIB").map_or(32, |mib| mib.parse().unwrap());
     let cap: u64 = mib << 20;
     let budget = format!("{mib} MiB");
     let daemon = start(&[
