@@ -80,6 +80,8 @@ fn turn(worker: &mut Worker, place: &Place, ledger: &Mutex<Ledger>, dice: &mut D
     let req = worker.open(&name, &tokens[..more]);
     let end = worker.save_at(req, &tokens[..more], more as u32);
     worker.finish(req, more);
+    // A turn that ends after its conversation was deleted begins another one.
+    worker.heard_all();
     {
         let mut ledger = ledger.lock();
         if let Some(talk) = ledger.talks.iter_mut().find(|talk| talk.name == name) {
@@ -96,7 +98,6 @@ fn turn(worker: &mut Worker, place: &Place, ledger: &Mutex<Ledger>, dice: &mut D
         1 => Some("kept"),
         _ => None,
     };
-    worker.heard_all();
     let mut body = json!({ "conversation_id": name });
     if let Some(branch) = branch {
         body["branch_name"] = branch.into();
