@@ -3,7 +3,7 @@
 //!
 //! # What
 //! - the compatible surface at the root, see [`snapshots`];
-//! - `/v1/…`, see [`native`];
+//! - `/v1/…`, see [`native`]; `/v1/export` and `/v1/import`, see [`portable`];
 //! - `/healthz`, `/readyz` and `/metrics`.
 //!
 //! # Errors
@@ -18,6 +18,7 @@ mod host;
 mod metrics;
 mod names;
 pub mod native;
+pub mod portable;
 mod probes;
 mod server;
 pub mod snapshots;
@@ -68,6 +69,9 @@ pub fn router(config: &Config, shared: Shared, metrics: Metrics) -> Result<Route
         .route("/v1/conversations", get(native::conversations))
         .route("/v1/snapshots", get(native::snapshots))
         .route("/v1/snapshots/{snapshot_id}", get(native::snapshot))
+        .route("/v1/export", post(portable::export))
+        .route(portable::IMPORT, post(portable::import))
+        .route("/v1/import/check", post(portable::check))
         .route("/healthz", get(probes::healthz))
         .route("/readyz", get(probes::readyz))
         .route("/metrics", get(probes::metrics))

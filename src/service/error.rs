@@ -34,6 +34,17 @@ pub enum ServiceError {
         /// The fingerprint it was made with.
         fingerprint: Fingerprint,
     },
+    /// What is to be imported is of a model that nothing here is of.
+    #[error(
+        "the snapshot is of model {theirs}, and this store holds {ours}; `new_model` takes it all \
+         the same"
+    )]
+    OtherModel {
+        /// The model that it was exported from, for people.
+        theirs: String,
+        /// The models that are here, for people.
+        ours: String,
+    },
     /// The request itself is wrong.
     #[error("{0}")]
     Invalid(String),
@@ -95,7 +106,7 @@ impl ServiceError {
         match self {
             Self::NotFound { .. } | Self::Deleted { .. } => ErrorKind::NotFound,
             Self::NoState { .. } => ErrorKind::NoState,
-            Self::Mismatch { .. } => ErrorKind::Mismatch,
+            Self::Mismatch { .. } | Self::OtherModel { .. } => ErrorKind::Mismatch,
             Self::Invalid(_) => ErrorKind::Invalid,
             Self::Unauthorized => ErrorKind::Unauthorized,
             Self::Busy(_) => ErrorKind::Busy,

@@ -42,6 +42,7 @@ mod mover;
 mod orders;
 mod peer;
 pub mod policy;
+mod portable;
 mod promises;
 mod promote;
 mod recall;
@@ -66,7 +67,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
-use tokio::sync::{Notify, broadcast};
+use tokio::sync::{Notify, Semaphore, broadcast};
 use tokio_util::task::TaskTracker;
 
 pub use self::api::{
@@ -80,6 +81,7 @@ pub use self::error::{ErrorKind, ServiceError};
 pub use self::fd_socket::FdSocket;
 pub use self::hold::Hold;
 pub use self::peer::Peer;
+pub use self::portable::{Export, ExportRequest, ImportReply, ImportRequest};
 pub use self::refusals::RefusalRow;
 pub use self::restore_state::RestoreState;
 pub use self::save_state::SaveState;
@@ -143,6 +145,8 @@ pub struct Service {
     pub hold: Hold,
     events: broadcast::Sender<Event>,
     tasks: TaskTracker,
+    /// Places of exports and imports.
+    portable: Arc<Semaphore>,
     lease: AtomicU64,
     stopping: AtomicBool,
     /// Runs of the token log that a start did not verify.
@@ -206,6 +210,7 @@ impl Service {
             hold: Hold::from_env(),
             events: broadcast::Sender::new(EVENTS),
             tasks: TaskTracker::new(),
+            portable: Arc::new(Semaphore::new(portable::AT_ONCE)),
             lease: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             unverified: Mutex::default(),

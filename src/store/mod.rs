@@ -29,6 +29,7 @@
 //! outside reach the file system only as hashes, and no link is ever followed.
 
 mod arena;
+pub mod bundle;
 pub mod catalog;
 mod config;
 mod counters;
@@ -56,6 +57,7 @@ pub use config::{Config, DiskConfig};
 pub use counters::{Counters, Counts, Reason};
 pub use disk::manifests::{Place, Recalled};
 pub use disk::quarantine::Quarantined;
+pub use disk::stream::ShardStream;
 pub use disk::{DiskTier, Registered, conversations::Refs, manifests::Manifests};
 pub use disk::{fsck, scrub};
 pub use error::{ErrorKind, StoreError};
