@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use common::daemon::Daemon;
+use common::engine::Engine;
 use common::process::run;
 use common::scene::{keep, start};
 use common::worker::{Model, Worker, prompt};
@@ -137,6 +138,47 @@ fn what_one_daemon_exports_another_restores_bit_for_bit() {
     daemon.stop();
     let (code, out, _) = run(&["fsck", daemon.data().to_str().unwrap()]);
     assert_eq!(code, 0, "{out}");
+}
+
+#[test]
+fn a_conversation_goes_on_where_it_was_imported_as_if_it_had_begun_there() {
+    let pair = Pair::new();
+    let first: Vec<u32> = prompt(3, 1536).iter().map(|token| token % 250).collect();
+    let turn = |engine: &Engine, rid: &str, prompt: &[u32]| {
+        let reply = engine.generate("chat", rid, prompt, 6);
+        (reply.tokens, reply.cached)
+    };
+    // Nobody remembers anything here.
+    let alone = Engine::alone(&[]);
+    let (answer, _) = turn(&alone, "a", &first);
+    let mut second = [&first[..], &answer].concat();
+    second.extend(prompt(4, 300).iter().map(|token| token % 250));
+    alone.flush();
+    let (expected, _) = turn(&alone, "b", &second);
+    drop(alone);
+
+    let daemon = start();
+    let engine = Engine::beside(&daemon, &[]);
+    assert_eq!(turn(&engine, "a", &first).0, answer);
+    engine.settled();
+    let saved = daemon.post("/save_snapshot", &json!({ "conversation_id": "chat" }));
+    assert_eq!(saved.status, 200, "{}", saved.text());
+    export(&daemon, &pair, &["chat"]);
+    let whole = json!({ "conversation_id": "chat", "whole": true });
+    assert_eq!(daemon.post("/delete_snapshot", &whole).status, 200);
+    drop((engine, daemon));
+
+    let mut daemon = start();
+    import(&daemon, &pair, &[]);
+    daemon.restart();
+    let engine = Engine::beside(&daemon, &[]);
+    let (tokens, cached) = turn(&engine, "b", &second);
+    assert!(cached >= 1024, "{cached} tokens were remembered");
+    assert_eq!(tokens, expected);
+    let list = daemon
+        .post("/list_snapshots", &json!({ "conversation_id": "chat" }))
+        .json();
+    assert_eq!(list["snapshots"][0]["turn_number"], 1, "{list}");
 }
 
 #[test]
