@@ -60,6 +60,20 @@ pub enum ServiceError {
     /// Neither RAM nor disk has room for it.
     #[error("no space: {0}")]
     NoSpace(String),
+    /// Its namespace may not hold more.
+    #[error(
+        "{namespace} holds {used} of the {quota} bytes that it may hold, and {need} more are needed"
+    )]
+    Quota {
+        /// Which, for people.
+        namespace: String,
+        /// Bytes that it holds.
+        used: u64,
+        /// Bytes that it may hold.
+        quota: u64,
+        /// Bytes that would have come.
+        need: u64,
+    },
     /// It is larger than a whole tier: there will never be room for it.
     #[error("too large: {0}")]
     TooLarge(String),
@@ -90,6 +104,8 @@ pub enum ErrorKind {
     Unavailable,
     /// 507, try again once there is room.
     NoSpace,
+    /// 507 `quota_exceeded`, try again once the namespace has room.
+    Quota,
     /// 507, for good.
     TooLarge,
     /// 500, the stored bytes are at fault.
@@ -112,6 +128,7 @@ impl ServiceError {
             Self::Busy(_) => ErrorKind::Busy,
             Self::Unavailable(_) => ErrorKind::Unavailable,
             Self::NoSpace(_) => ErrorKind::NoSpace,
+            Self::Quota { .. } => ErrorKind::Quota,
             Self::TooLarge(_) => ErrorKind::TooLarge,
             Self::Data(_) => ErrorKind::Data,
             Self::Internal(_) => ErrorKind::Internal,
@@ -133,6 +150,7 @@ impl ErrorKind {
             Self::Busy => "busy",
             Self::Unavailable => "unavailable",
             Self::NoSpace => "no_space",
+            Self::Quota => "quota_exceeded",
             Self::TooLarge => "too_large",
             Self::Data => "data",
             Self::Internal => "internal",

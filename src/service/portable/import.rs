@@ -9,13 +9,12 @@ use serde::Serialize;
 use tokio::runtime::Handle;
 
 use super::super::Service;
-use super::super::api::{SaveRequest, Selector, SnapshotRow};
+use super::super::api::SnapshotRow;
 use super::super::commit::{Block, Commit, CommitError, ShardBlocks};
-use super::super::conversations::{ConversationKey, Turn};
+use super::super::conversations::ConversationKey;
 use super::super::core::Model;
 use super::super::error::ServiceError;
 use super::super::room::Reservation;
-use super::super::rows::{called, unknown_snapshot};
 use super::pipe::{Body, Reader};
 use super::{refused, too_many};
 use crate::index::TreeKey;
@@ -247,7 +246,11 @@ impl Service {
         let mut rooms = Vec::new();
         let mut places: Vec<Places> = (0..bundle.shards).map(|_| Places::default()).collect();
         if there.is_none() {
-            self.check_size(rest, base)?;
+            let need = self.check_size(rest, base)?;
+            self.quota_room(key, &tokens, need).map_err(|over| {
+                self.metrics.limits.refused.inc();
+                over.error(&bundle.namespace)
+            })?;
         }
         for part in rest {
             let segment = match there.is_none() && wanted(part.what, base) {
@@ -305,6 +308,7 @@ impl Service {
             CommitError::BaseLost { .. } => {
                 ServiceError::Busy("KV that was counted on went meanwhile".to_owned())
             }
+            CommitError::Quota(over) => over.error(&bundle.namespace),
             CommitError::Store(error @ StoreError::NoSpace { .. }) => {
                 ServiceError::NoSpace(error.to_string())
             }
@@ -322,11 +326,12 @@ impl Service {
         (there, kv - kv % BLOCK_TOKENS)
     }
 
-    fn check_size(&self, parts: &[Part], base: u32) -> Result<(), ServiceError> {
+    /// Bytes that have to come, if RAM can hold them at all.
+    fn check_size(&self, parts: &[Part], base: u32) -> Result<u64, ServiceError> {
         let wanted = parts.iter().filter(|part| wanted(part.what, base));
         let lengths: Vec<u64> = wanted.map(|part| part.len).collect();
         match self.can_ever_hold(&lengths) {
-            true => Ok(()),
+            true => Ok(lengths.iter().fold(0, |sum, len| sum.saturating_add(*len))),
             false => Err(ServiceError::TooLarge(
                 "it is larger than RAM can ever hold (store.ram)".to_owned(),
             )),
@@ -358,91 +363,6 @@ impl Service {
             }
             std::thread::park_timeout(LOOK);
         }
-    }
-
-    /// Makes it durable, then gives it its names.
-    async fn adopt(
-        &self,
-        request: &ImportRequest,
-        id: SnapshotId,
-        names: Names,
-    ) -> Result<(SnapshotRow, Vec<String>), ServiceError> {
-        let ask = |select| SaveRequest {
-            select,
-            durable: request.durable,
-            timeout: request.timeout,
-        };
-        let select = Selector::snapshot(id);
-        let mut row = self.save(ask(select.clone())).await?.row;
-        let name = request.conversation_id.clone().or(names.conversation);
-        let mut taken = Vec::new();
-        let Some(name) = name.filter(|_| request.names) else {
-            return Ok((row, taken));
-        };
-        let key = ConversationKey::new(names.tenant.as_deref(), &name);
-        let select = Selector {
-            tenant: names.tenant.clone(),
-            conversation_id: Some(name),
-            ..select
-        };
-        if let Some(number) = names.turn {
-            let rid: Arc<str> = Arc::from(names.rid.as_deref().unwrap_or(&key.name));
-            let total = names.total_tokens.unwrap_or(0);
-            if !self.put_turn(&key, id, (number, total), &rid)? {
-                taken.push(format!("turn {number}"));
-            }
-            row = self.save(ask(select.clone())).await?.row;
-        }
-        for branch in names.branches {
-            let other = {
-                let core = self.core.lock();
-                let conversation = core.conversations.get(&key);
-                conversation
-                    .and_then(|it| it.branches.get(&branch))
-                    .copied()
-            };
-            if other.is_some_and(|other| other != id) {
-                taken.push(format!("branch {branch}"));
-                continue;
-            }
-            let select = Selector {
-                branch_name: Some(branch),
-                ..select.clone()
-            };
-            row = self.save(ask(select)).await?.row;
-        }
-        Ok((row, taken))
-    }
-
-    /// Makes it a turn, unless another snapshot is that turn; says whether it is one.
-    fn put_turn(
-        &self,
-        key: &ConversationKey,
-        id: SnapshotId,
-        (number, total_tokens): (u32, u32),
-        rid: &Arc<str>,
-    ) -> Result<bool, ServiceError> {
-        let now = self.clock.now();
-        let mut core = self.core.lock();
-        let info = core.index.snapshot(&id);
-        let boundary = info.ok_or_else(|| unknown_snapshot(&id))?.boundary;
-        let conversation = core.conversations.get(key);
-        let there = conversation.and_then(|it| it.turn(number));
-        if let Some(turn) = there {
-            return Ok(turn.snapshot == Some(id));
-        }
-        let finished = now.max(conversation.map_or(now, |it| it.updated));
-        let turn = Turn {
-            number,
-            snapshot: Some(id),
-            boundary,
-            total_tokens: total_tokens.max(boundary),
-            rid: Arc::clone(rid),
-            finished,
-            finish: "stop",
-        };
-        core.conversations.put_turn(key, turn);
-        Ok(called(&core, id).key.is_some())
     }
 }
 

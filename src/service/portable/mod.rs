@@ -23,6 +23,7 @@
 //! [`ServiceError`]: `Invalid` for a pair that is damaged or contradicts itself, `OtherModel` for a
 //! model that this store does not hold, `TooLarge` and `NoSpace` for the want of room.
 
+mod adopt;
 mod export;
 mod import;
 mod pipe;

@@ -34,6 +34,7 @@ pub struct Settings {
     pub ram: ByteSize,
     pub disk: Option<ByteSize>,
     pub config: Config,
+    pub clock: Arc<dyn Clock>,
 }
 
 impl Default for Settings {
@@ -47,6 +48,7 @@ impl Default for Settings {
             ram: ByteSize::mib(64),
             disk: Some(ByteSize::gib(1)),
             config,
+            clock: Arc::new(SystemClock::new()),
         }
     }
 }
@@ -154,8 +156,12 @@ fn walk(folder: &Path, part: &str, found: &mut Vec<std::path::PathBuf>) {
 }
 
 fn start(folder: &Path, settings: &Settings) -> (Arc<Service>, Registry, Faults) {
-    let Settings { ram, disk, config } = settings.clone();
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let Settings {
+        ram,
+        disk,
+        config,
+        clock,
+    } = settings.clone();
     let disk = disk.map(|bytes| DiskConfig {
         bytes,
         min_free: ByteSize::b(0),
