@@ -76,6 +76,10 @@ fn a_full_namespace_is_told_with_its_numbers_and_goes_on_after_a_deletion() {
     let numbers = (&row["used_bytes"], &row["quota_bytes"], &row["snapshots"]);
     let expected = (json!(2 * size(&model)), json!(quota), json!(2));
     assert_eq!(numbers, (&expected.0, &expected.1, &expected.2), "{seen}");
+    let (code, table, _) = run(&["namespaces", "--url", &daemon.url()]);
+    assert_eq!(code, 0);
+    let row = table.lines().nth(1).unwrap_or_default();
+    assert!(table.contains("QUOTA") && row.contains("KiB"), "{table}");
     assert_eq!(daemon.metric("engram_quota_declined_total"), 1.0);
     wait_for("the level", || {
         (daemon.metric("engram_namespaces_full") == 1.0).then_some(())

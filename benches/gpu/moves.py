@@ -13,12 +13,13 @@ from collections.abc import Callable
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "gpu"))
 
+import numpy as np
 import torch
 from common import median, write_results
 
 from engram_sglang.cuda import CudaCopier
 from engram_sglang.fused import Mover
-from engram_sglang.pools import KvLayer, Pools, Run, StateTensor
+from engram_sglang.pools import KvLayer, Pools, StateTensor
 
 PCIE = 54.5e9
 DEVICE = torch.device("cuda", 0)
@@ -83,7 +84,7 @@ def main() -> None:
             index = (order[:, None] * page + torch.arange(page, device=DEVICE)[None, :]).reshape(-1).contiguous()
             size = p.kv_bytes(tokens)
             block = p.kv_bytes(1024)
-            runs = [Run(i * block, 1024, 0, i * 1024, 1024) for i in range(tokens // 1024)]
+            runs = np.array([(i * block, 1024, 0, i * 1024, 1024) for i in range(tokens // 1024)])
             for out in (True, False):
                 way = f"KV {'gather' if out else 'scatter'}, page {page}"
                 row(f"{way}, fused", tokens, size, lambda: mover.kv(ring, index, runs, out))

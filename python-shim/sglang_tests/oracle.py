@@ -57,6 +57,11 @@ def pattern(digests: np.ndarray, salt: int, width: int) -> np.ndarray:
     return mixed.view(np.uint8).reshape(len(digests), words * 8)[:, :width]
 
 
+def at(side: torch.Tensor, rows: torch.Tensor) -> Any:
+    """Where rows are in K or V of a layer, whose pages may be apart."""
+    return rows if side.dim() == 2 else (rows // side.shape[1], rows % side.shape[1])
+
+
 class Bytes:
     """The pools as the oracle sees them."""
 
@@ -67,21 +72,21 @@ class Bytes:
         """KV of the tokens after which the digests are."""
         d = np.array(digests, dtype=np.uint64)
         for i, (side, width) in enumerate(self._sides()):
-            side[rows] = torch.from_numpy(pattern(d, 100 + i, width).copy())
+            side[at(side, rows)] = torch.from_numpy(pattern(d, 100 + i, width).copy())
 
     def wrong_rows(self, rows: torch.Tensor, digests: list[int]) -> int:
         """How many rows do not hold that."""
         d = np.array(digests, dtype=np.uint64)
         bad = np.zeros(len(d), dtype=bool)
         for i, (side, width) in enumerate(self._sides()):
-            bad |= (side[rows].numpy() != pattern(d, 100 + i, width)).any(axis=1)
+            bad |= (side[at(side, rows)].numpy() != pattern(d, 100 + i, width)).any(axis=1)
         return int(bad.sum())
 
     def _sides(self) -> Any:
         for layer in self.pools.kv:
-            yield layer.k, layer.k.shape[1]
+            yield layer.k, layer.k.shape[-1]
             if layer.v is not None:
-                yield layer.v, layer.v.shape[1]
+                yield layer.v, layer.v.shape[-1]
 
     def write_state(self, slot: int, digest: int) -> None:
         """The state after which the digest is."""
@@ -111,7 +116,7 @@ class Bytes:
     def scribble_rows(self, rows: torch.Tensor) -> None:
         """The same for rows."""
         for side, _ in self._sides():
-            side[rows] = 0x5A
+            side[at(side, rows)] = 0x5A
 
     def _states(self) -> Any:
         for t, tensor in enumerate(self.pools.state):

@@ -9,6 +9,7 @@ import types
 from typing import Any
 
 import pytest
+import torch
 
 from conftest import World
 from engram_sglang import checks, plugin
@@ -67,6 +68,41 @@ def test_unknown_kv_pool(bare: Any, caplog: Any, monkeypatch: Any) -> None:
 
     monkeypatch.setattr(pool.full_kv_pool, "__class__", Other)
     stock(bare, caplog, "attention KV pool of type Other")
+
+
+@pytest.mark.skipif(not World.PAGE_MAJOR, reason="this release has no page-major pools")
+def test_page_major_server_is_armed(seed: int, monkeypatch: Any) -> None:
+    monkeypatch.setenv("ENGRAM_DAEMON", "unix:///nonexistent/x.sock")
+    cache = plugin.factory(World(armed=False, page_size=64, page_major=True, seed=seed).ctx)
+    assert cache.shim is not None and cache.shim.pools.page == 64
+    cache.release_host_resources()
+
+
+def paged(shape: tuple[int, ...], order: tuple[int, ...] | None = None) -> torch.Tensor:
+    """KV of pages; `order`: which dimensions are which in memory."""
+    made = torch.zeros(shape, dtype=torch.bfloat16)
+    return made if order is None else made.permute(order)
+
+
+@pytest.mark.parametrize(
+    ("k", "v", "reason"),
+    [
+        (paged((10, 32, 2, 8)), paged((10, 32, 2, 8)), "pages of 32 rows beside pages of 64"),
+        (paged((10, 64, 2, 8)), paged((11, 64, 2, 8)), "K and V are not"),
+        (paged((10, 64, 2, 8)), paged((640, 2, 8)), "K and V are not"),
+        (paged((10, 1, 64, 2, 8)), paged((10, 1, 64, 2, 8)), "K and V are not"),
+        (paged((640, 16)), paged((640, 16)), "K and V are not"),
+        (paged((10, 2, 64, 8), (0, 2, 1, 3)), paged((10, 64, 2, 8)), "K of layer 2: the bytes of one entry"),
+        (paged((10, 64, 2, 8)), paged((10, 64, 8, 2), (0, 1, 3, 2)), "V of layer 2: the bytes of one entry"),
+        (paged((10, 64, 2, 8)), paged((10, 64, 2, 8)), "attention layers of different lengths or layouts"),
+        (paged((7, 64, 2, 8)), paged((7, 64, 2, 8)), "attention layers of different lengths or layouts"),
+    ],
+)
+def test_kv_of_a_shape_that_is_not_known(caplog: Any, seed: int, k: torch.Tensor, v: torch.Tensor, reason: str) -> None:
+    w = World(armed=False, page_size=64, rows=1024, seed=seed)
+    pool = w.allocator.get_kvcache().full_kv_pool
+    pool.k_buffer[0], pool.v_buffer[0] = k, v
+    stock(w, caplog, reason)
 
 
 def test_changed_signature(bare: Any, caplog: Any, monkeypatch: Any) -> None:

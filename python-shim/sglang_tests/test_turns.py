@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from conftest import World
 from engram_sglang import saves
 
 MODES = [
@@ -16,6 +17,11 @@ MODES = [
     pytest.param({"page_size": 64, "extra_buffer": True, "overlap": True, "lag": 2}, id="page64-overlap"),
     pytest.param({"page_size": 1, "extra_buffer": True, "overlap": True, "lag": 2}, id="page1-overlap"),
 ]
+if World.PAGE_MAJOR:
+    MODES += [
+        pytest.param({"page_size": 64, "page_major": True, "overlap": True, "lag": 2}, id="page64-page_major"),
+        pytest.param({"page_size": 1, "page_major": True}, id="page1-page_major"),
+    ]
 
 
 def words(seed: int, count: int) -> list[int]:

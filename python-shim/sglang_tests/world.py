@@ -35,7 +35,12 @@ from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
+from sglang.srt.mem_cache.memory_pool import (
+    HybridLinearKVPool,
+    HybridReqToTokenPool,
+    MHATokenToKVPool,
+    PageMajorMHATokenToKVPool,
+)
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
@@ -59,6 +64,8 @@ class World:
 
     CORES: tuple[str, ...] = ("python",)
     """SGLang's tree cores, the default one first."""
+    PAGE_MAJOR = False
+    """`--enable-page-major-kv-layout` works with pools of one sort each."""
     FLUSHES_WHILE_WAITING = False
     """A server that is paused is flushed though requests wait."""
     FIRST_DECODE_IS_UNTRACKED = False
@@ -109,6 +116,7 @@ class World:
         *,
         page_size: int = 1,
         extra_buffer: bool = True,
+        page_major: bool = False,
         core: str | None = None,
         slots: int = 40,
         rows: int = 8192,
@@ -135,6 +143,7 @@ class World:
             skip_tokenizer_init=True,
             pp_max_micro_batch_size=max_running,
             device="cpu",
+            enable_page_major_kv_layout=page_major,
             **self.ARGS,
         )
         args._mamba_cache_chunk_size = max(64, page_size)
@@ -154,10 +163,12 @@ class World:
             mamba_layer_ids=MAMBA_LAYERS,
             enable_mamba_extra_buffer=extra_buffer,
             enable_overlap_schedule=overlap,
+            mamba_envelope_layout=page_major,
         )
         kv = HybridLinearKVPool(
             size=rows, dtype=torch.bfloat16, page_size=page_size, head_num=2, head_dim=8,
             full_attention_layer_ids=ATTENTION_LAYERS, device="cpu", mamba_pool=self.req_pool.mamba_pool,
+            full_kv_pool_class=PageMajorMHATokenToKVPool if page_major else MHATokenToKVPool,
         )
         if page_size == 1:
             self.allocator = TokenToKVPoolAllocator(rows, torch.bfloat16, "cpu", kv, False)

@@ -57,6 +57,7 @@ paged.alloc_decode_kernel = _Kernel(_decode)
 class World(world.World):
     """One server."""
 
+    PAGE_MAJOR = True
     FIRST_DECODE_IS_UNTRACKED = True
     ARGS = {"attention_backend": "torch_native"}
     CONTEXT = {"effective_chunked_prefill_size": None}

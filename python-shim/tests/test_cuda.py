@@ -11,6 +11,8 @@ import pytest
 class Stream:
     """A queue that only notes what comes into it."""
 
+    cuda_stream = 7
+
     def __init__(self, log, name):
         self.log, self.name = log, name
 
@@ -80,14 +82,39 @@ def test_who_waits_for_a_copy(gpu, before_next):
     assert waits == expected
 
 
+def test_an_event_that_is_recorded_again_is_over_with_its_last_copy(gpu):
+    one = copier(gpu)
+    first = one.submit(lambda: None, before_next=False)
+    for _ in range(255):
+        one.submit(lambda: gpu.log.append(("side", "runs", None)), before_next=False)
+    assert first._event.recorded == ("side", 0)
+    last = one.submit(lambda: None, before_next=False)
+    assert first._event is last._event and last._event.recorded == ("side", 255)
+
+
 class Launches:
-    """A kernel that notes its launches."""
+    """A kernel that notes its launches, and what was compiled for them."""
+
+    def __init__(self):
+        self.made, self.compiled = [], []
+
+    def __getitem__(self, grid):
+        def launch(*arguments, num_warps):
+            self.made.append((grid, arguments[10]))
+            self.compiled.append(Compiled())
+            return self.compiled[-1]
+
+        return launch
+
+
+class Compiled:
+    """It notes its launches, too."""
 
     def __init__(self):
         self.made = []
 
     def __getitem__(self, grid):
-        return lambda *arguments, **options: self.made.append((grid, options["ONE"]))
+        return lambda *arguments, stream: self.made.append((grid, arguments[10], stream))
 
 
 @pytest.fixture
@@ -127,15 +154,22 @@ def test_pieces_go_one_by_one_where_no_table_is_free(fused, monkeypatch):
     monkeypatch.setattr(fused, "_Table", lambda device: pytest.fail("memory is taken in the middle of a copy"))
     mover = fused.Mover.__new__(fused.Mover)
     mover._device = types.SimpleNamespace(type="cuda")
-    mover._tables = fused.deque([Table()])
-    sides = types.SimpleNamespace(table=1, rows=16, columns=32, grid_columns=1, count=2, word=8)
+    mover._tables, mover._compiled = fused.deque([Table()]), {}
+    sides = fused.Sides.__new__(fused.Sides)
+    vars(sides).update(table=1, rows=16, columns=32, grid_columns=1, count=2, page=0, word=8)
     rows = types.SimpleNamespace(dtype="int64", is_contiguous=lambda: True, record_stream=lambda stream: None)
     pieces = numpy.array([[0, 4, 0, 0, 4], [4096, 4, 0, 4, 4], [8192, 3, 0, 8, 3]])
     mover._launch(sides, 1, rows, pieces, False)
-    assert [one for _, one in fused._move.made] == [True] * 3
+    # What was compiled for the first is launched as it is.
+    single = ((1, 2, 1), True)
+    assert fused._move.made == [single] and fused._move.compiled[0].made == [(*single, 7)] * 2
     mover._tables[0].event.query = lambda: True
     mover._launch(sides, 1, rows, pieces, False)
-    assert [one for _, one in fused._move.made] == [True] * 3 + [False]
+    mover._launch(sides, 1, rows, pieces, False)
+    whole = ((1, 2, 3), False)
+    assert fused._move.made == [single, whole] and fused._move.compiled[1].made == [(*whole, 7)]
+    mover._launch(sides, 1, rows, pieces, True)
+    assert fused._move.made == [single, whole, whole], "the other way is another kernel"
 
 
 class Driver:

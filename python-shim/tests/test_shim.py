@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from engram_sglang import requests as requests_module
-from engram_sglang._channel_layout import Lookup, Outcome
+from engram_sglang._channel_layout import CloseReason, Decline, DeclineReason, Finish, Lookup, Offer, Outcome, RequestClose, TurnFinished
 from engram_sglang.channel import DaemonEnd, WorkerEnd
 from engram_sglang.link import Beat, Link, Session, Weights
 from engram_sglang.ring import RingSpace
-from engram_sglang.seam import Names
+from engram_sglang.seam import Ending, Names
 from engram_sglang.settings import Settings
 from engram_sglang.shim import Shim
 
@@ -36,9 +36,10 @@ class Told:
         link.weights = Weights(1, b"x" * 32)
         tree: Any = SimpleNamespace(page_size=64, load=Beat)
         pools: Any = SimpleNamespace(state_bytes=4096, row_bytes=64)
-        copier: Any = SimpleNamespace()
+        tree.slot = lambda node: node
+        copier: Any = SimpleNamespace(submit=lambda copy, before_next: SimpleNamespace(done=lambda: True))
         self.shim = Shim(settings, tree, pools, copier, link, clock=lambda: self.time)
-        link._session = Session(worker, self.bell, SimpleNamespace(space=RingSpace(1 << 20)), link.weights)
+        link._session = Session(worker, self.bell, SimpleNamespace(space=RingSpace(1 << 20), bytes=None), link.weights)
         for _ in range(3):
             self.tick()
         assert self.shim.joined
@@ -63,6 +64,7 @@ class Told:
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
     """One piece of tokens in each hook and tick: as slow as it can be."""
     monkeypatch.setattr(requests_module, "_TELL_NS", 1)
+    monkeypatch.setattr(requests_module, "_TELL_IN_TICK_NS", 1)
     made = Told()
     yield made
     made.shim.shutdown()
@@ -110,6 +112,7 @@ def test_a_daemon_that_cannot_be_told_is_not_waited_for(told: Told) -> None:
 
 def test_a_hook_tells_what_there_is_time_for(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests_module, "_TELL_NS", 10_000_000_000)
+    monkeypatch.setattr(requests_module, "_TELL_IN_TICK_NS", 10_000_000_000)
     restore = told.enqueue("r", LONG)
     assert restore.asked is not None and told.shim.requests["r"].sent == LONG
 
@@ -127,3 +130,56 @@ def test_what_raises_for_one_machine_keeps_no_other_from_its_turn(told: Told, mo
     monkeypatch.setattr(told.shim, "_act_on_restore", act)
     told.tick()
     assert acted == restores and told.shim.counts["faults"] == 1 and told.shim.session is None
+
+
+def over(told: Told, rid: str, count: int, boundaries: list[tuple[int, bool]]) -> None:
+    """A request that leaves states and ends, before anything of that could be told."""
+    names, tokens, req = Names(rid, None, None, None, True), array("q", range(count)), SimpleNamespace()
+    told.shim.enqueue(req, names, tokens, 0, 0, 0)
+    for node, (boundary, branch) in enumerate(boundaries, 1):
+        told.shim.inserted(req, names, tokens, boundary, node, branch)
+    told.shim.finished(req, rid, tokens, Ending(count, count, 0, Finish.STOP))
+
+
+def test_what_a_request_leaves_is_offered_before_it_is_closed(told: Told) -> None:
+    """The daemon takes nothing of a request that is closed."""
+    over(told, "r", LONG, [(LONG, False)])
+    heard: list[Any] = []
+    while not heard or not isinstance(heard[-1], RequestClose):
+        heard += [m for m in told.tick() if isinstance(m, (Offer, TurnFinished, RequestClose))]
+    assert [type(m) for m in heard] == [Offer, TurnFinished, RequestClose]
+
+
+def test_a_request_whose_branch_is_not_drained_is_closed_after_the_deeper_offer(told: Told) -> None:
+    """A deeper state is not offered before the branch is drained; the request waits for both."""
+    over(told, "r", 8192, [(4096, True), (8192, False)])
+    heard = [m for _ in range(3) for m in told.tick() if isinstance(m, (Offer, RequestClose))]
+    assert [(type(m), m.boundary) for m in heard] == [(Offer, 4096)]
+    told.daemon.tx.push(Decline(heard[0].save, DeclineReason.ALREADY_STORED))
+    heard = [m for _ in range(3) for m in told.tick() if isinstance(m, (Offer, RequestClose))]
+    assert [type(m) for m in heard] == [Offer, RequestClose] and heard[0].boundary == 8192
+
+
+def test_a_request_that_cannot_be_told_is_closed_in_the_end(told: Told) -> None:
+    """Its save is late, and given up."""
+    session = told.shim.session
+    assert session is not None
+    push = session.end.tx.push_tokens
+    session.end.tx.push_tokens = lambda *args: 0  # type: ignore[method-assign]
+    over(told, "r", 8192, [(8192, False)])
+    began = told.time
+    while told.shim.saves:
+        told.tick()
+        assert told.time < began + 6, "it waits for ever"
+    session.end.tx.push_tokens = push  # type: ignore[method-assign]
+    heard = [m for _ in range(3) for m in told.tick() if isinstance(m, (Offer, RequestClose))]
+    assert [type(m) for m in heard] == [RequestClose] and not told.shim._closing
+
+
+def test_what_is_not_said_when_the_session_ends_is_not_said_to_the_next(told: Told) -> None:
+    over(told, "r", LONG, [(LONG, False)])
+    assert told.shim._closing
+    told.shim._leave(CloseReason.FAILED)
+    assert not told.shim._closing
+    told.tick()
+    assert not told.shim.saves and not told.shim.requests

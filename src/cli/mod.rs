@@ -10,6 +10,7 @@ mod engine;
 mod fields;
 mod fsck;
 mod lifeline;
+mod namespaces;
 mod portable;
 mod remote;
 mod serve;
@@ -68,6 +69,8 @@ enum Command {
     Restore(remote::Restore),
     /// Delete snapshots, or a conversation.
     Rm(remote::Rm),
+    /// List who holds how much.
+    Namespaces(namespaces::Namespaces),
     /// Write a snapshot as a pair of files that needs nothing else.
     Export(portable::export::Args),
     /// Take a snapshot in from a pair of files.
@@ -90,6 +93,7 @@ pub fn main() -> ExitCode {
         Command::Save(args) => remote::run(args),
         Command::Restore(args) => remote::run(args),
         Command::Rm(args) => remote::run(args),
+        Command::Namespaces(args) => remote::run(args),
         Command::Export(args) => portable::export::run(args),
         Command::Import(args) => portable::import::run(args),
     }

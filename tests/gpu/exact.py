@@ -4,7 +4,8 @@
 
 For each length: two turns; the second again and again as hits of SGLang's own tree; then after (a) a flush, (b) kill -9 of
 SGLang and its restart, (c) a restart of both with nothing but the disk. Bytes of the pools (by the tests' plug-in), greedy
-tokens, logprobs of 64 new tokens and `cached_tokens` must be equal. $PHASES chooses (flush,kill,disk). Writes gpu-exact-NAME.md and .json into $OUT.
+tokens, logprobs of 64 new tokens and `cached_tokens` must be equal. $PHASES chooses (flush,kill,disk), $RAM is the daemon's
+(16GiB), $LABEL another name than the model's. Writes gpu-exact-NAME.md and .json into $OUT.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ def main() -> None:
     own, flags = arguments[:cut], arguments[cut + 1 :]
     model, scale, lengths = own[0], own[1], [int(n) for n in own[2:]] or [1060, 2111, 4096, 4097]
     phases = os.environ.get("PHASES", "flush,kill,disk").split(",")
-    name = pathlib.Path(model).name
+    name = os.environ.get("LABEL", pathlib.Path(model).name)
     probe = OUT / f"probe-{name}.jsonl"
     probe.unlink(missing_ok=True)
-    daemon = Daemon(pathlib.Path(tempfile.mkdtemp()), ram="16GiB", disk=True, service='write_after = "200ms"')
+    daemon = Daemon(pathlib.Path(tempfile.mkdtemp()), ram=os.environ.get("RAM", "16GiB"), disk=True, service='write_after = "200ms"')
     server = Server(f"sglang-{name}", model, flags, daemon, probe, ENGRAM_PROBE_SCALE=scale)
     rows: list[dict[str, Any]] = []
     cases = []

@@ -16,6 +16,7 @@ if sys.byteorder != "little" or array("I").itemsize != 4 or array("Q").itemsize 
     raise ImportError("the channel's words are little endian, with ints of 4 and long longs of 8 bytes")
 
 _COUNT = struct.Struct("<I")
+_NONE: dict[int, Any] = {}
 _T = TypeVar("_T", bound=enum.IntEnum)
 
 
@@ -97,6 +98,10 @@ class Cursor:
 
     def choice(self, field: str, kind: Any, value: int) -> Any:
         """`value` as `kind`: an enum, flags or a bool."""
+        known = getattr(kind, "_value2member_map_", _NONE).get(value)
+        if known is not None:
+            # Long before what follows would come to the same.
+            return known
         try:
             if isinstance(kind, type) and issubclass(kind, enum.IntFlag) and value & ~_all(kind):
                 raise ValueError

@@ -279,6 +279,8 @@ class _End(Generic[M_out, M_in]):
     def __init__(self, memory: Memory, tx: Writer[M_out], rx: Reader[M_in]) -> None:
         self.memory, self.tx, self.rx = memory, tx, rx
         self.boot, self.session = _identity(memory)
+        self.boot_number = int.from_bytes(self.boot[:7], "little")
+        """The same for ranks with one daemon."""
         self._beats = 0
 
     def beat(self) -> None:

@@ -121,7 +121,7 @@ def _pools(params: Any) -> list[str]:
     if type(kvcache).__name__ != "HybridLinearKVPool":
         return [*why, f"KV pool of type {type(kvcache).__name__}"]
     inner = kvcache.full_kv_pool
-    if type(inner).__name__ not in ("MHATokenToKVPool", "MLATokenToKVPool"):
+    if type(inner).__name__ not in ("MHATokenToKVPool", "MLATokenToKVPool", "PageMajorMHATokenToKVPool"):
         why.append(f"attention KV pool of type {type(inner).__name__}")
     if getattr(inner, "is_quantized_kv_cache", False):
         why.append("quantised KV with scales")

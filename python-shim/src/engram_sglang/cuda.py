@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ _UUID_BYTES = 16
 _HANDLE_BYTES = 64
 _LAST_COPIES_S = 10.0
 _OUT_OF_MEMORY = 2
+_EVENTS = 256
 
 
 class CudaFailed(Exception):
@@ -216,6 +218,12 @@ class CudaCopier:
         self.side = torch.cuda.Stream(device=device)
         # Recorded anew each time: who waits for an event waits for what it was recorded behind by then.
         self._before = [torch.cuda.Event(), torch.cuda.Event()]
+        # These are recorded in turn, too: it is one stream, so that who waits for a copy longer than for all these hears
+        # of it later, and never too early. The driver makes an event when it is first recorded.
+        events = [torch.cuda.Event() for _ in range(_EVENTS)]
+        for event in events:
+            event.record(self.side)
+        self._events = itertools.cycle(events)
 
     def submit(self, copy: Callable[[], None], *, before_next: bool) -> Event:
         cuda = self._torch.cuda
@@ -224,10 +232,7 @@ class CudaCopier:
         for stream, before in zip(streams, self._before):
             before.record(stream)
             side.wait_event(before)
-        # The driver makes an event when it is first recorded: nothing is left to be made once something is queued.
-        event = cuda.Event()
-        event.record(side)
-        whole = False
+        event, whole = next(self._events), False
         # What the context manager does, without looking up again what is known.
         cuda.set_stream(side)
         try:

@@ -48,6 +48,12 @@ _FIELDS = 4
 _FAR = 1 << 62
 
 
+def _names(saves: list[Save], restores: list[Restore]) -> int:
+    """A number that ranks with other machines do not have."""
+    names = zlib.crc32(repr([s.number for s in saves]).encode())
+    return zlib.crc32(repr([r.request.names.rid for r in restores]).encode(), names)
+
+
 class Lockstep(Restores):
     """The layer of the decisions."""
 
@@ -94,11 +100,10 @@ class Lockstep(Restores):
 
     def _ballot(self) -> list[int]:
         session = self.session
-        boot = int.from_bytes(session.end.boot[:7], "little") if session is not None else 0
+        boot = session.end.boot_number if session is not None else 0
         saves, restores = list(self.saves.values()), self.restores
         first, last = offers.received(session)
-        names = zlib.crc32(repr([s.number for s in saves]).encode())
-        names = zlib.crc32(repr([r.request.names.rid for r in restores]).encode(), names)
+        names = 0 if self.alone else _names(saves, restores)
         head = [
             int(session is not None), int(not self.gives_up), boot, -boot, names, -names,
             -(len(saves) + len(restores)), -self._save_numbers, -first, last, int(self.names_weights()), 0,

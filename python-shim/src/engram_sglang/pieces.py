@@ -11,6 +11,8 @@ import bisect
 import zlib
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import ge, le, lt, sub
 from typing import Any
 
 import numpy as np
@@ -20,50 +22,47 @@ from ._channel_layout import Piece as Kind
 from .channel import Broken
 from .copier import Event
 
+_MASK = RUN_ALIGN - 1
+
 
 class Parts:
-    """Pieces of KV, by number. Each call of numpy costs as much as some ten steps of Python, so there are few."""
+    """Pieces of KV, by number. There are some hundred at most, and numpy would take longer for them than Python: between
+    two forwards of SGLang nothing of it is left in the processor's caches."""
 
-    __slots__ = ("_arrays", "_pairs", "count", "ends", "offsets", "row_bytes", "starts")
+    __slots__ = ("_even", "count", "ends", "offsets", "row_bytes", "starts")
 
     def __init__(self, pairs: Sequence[int], row_bytes: int) -> None:
         """`pairs`: first and last token (half open) of each. Raises ValueError for an odd number."""
-        self._pairs = array("q", pairs)
-        both = np.array(self._pairs)
-        if len(both) % 2:
+        if len(pairs) % 2:
             raise ValueError("half a piece")
-        starts, ends = both[0::2], both[1::2]
-        rooms = np.empty(len(starts) + 1, dtype=np.int64)
-        rooms[0] = 0
-        np.cumsum((ends - starts) * row_bytes + (RUN_ALIGN - 1) & -RUN_ALIGN, out=rooms[1:])
-        self._arrays = both, starts, ends, rooms
+        self.starts, self.ends = starts, ends = pairs[0::2], pairs[1::2]
         self.count, self.row_bytes = len(starts), row_bytes
-        self.starts, self.ends = self._pairs[0::2], self._pairs[1::2]
-        self.offsets: list[int] = rooms.tolist()
+        rooms = [(end - start) * row_bytes + _MASK & -RUN_ALIGN for start, end in zip(starts, ends)]
+        self.offsets = list(accumulate(rooms, initial=0))
         """Where each lies in the ring, if the first one lies at 0 and all others behind it; and the end."""
+        self._even = ends[:-1] == starts[1:]
+        """Each begins where the one before it ends."""
 
     @property
     def digest(self) -> int:
         """A number that other pieces do not have, for ranks to compare."""
-        return zlib.crc32(self._pairs)
+        return zlib.crc32(array("Q", self.ends), zlib.crc32(array("Q", self.starts)))
 
     def follow(self, end: int) -> bool:
         """Whether they ascend, none is empty, none overlaps the next, and none reaches beyond token `end`."""
-        if not self.count:
+        starts, ends = self.starts, self.ends
+        if not starts:
             return True
-        both = self._arrays[0]
-        steps = both[1:] - both[:-1]
-        return bool(steps.min() >= 0 and steps[0::2].min() > 0) and self.ends[-1] <= end
+        return all(map(lt, starts, ends)) and all(map(le, ends, starts[1:])) and ends[-1] <= end
 
     def cover(self, start: int, end: int) -> bool:
         """Whether they ascend and bring tokens [start, end) without a gap, each up to where the next one begins."""
-        if not self.count:
+        starts, ends = self.starts, self.ends
+        if not starts:
             return start >= end
-        _, starts, ends, _ = self._arrays
-        whole = (ends - starts).min() > 0 and self.starts[0] <= start and self.ends[-1] >= end
-        if self.count > 1:
-            whole = whole and (starts[1:] - starts[:-1]).min() >= 0 and (ends[:-1] - starts[1:]).min() >= 0
-        return bool(whole)
+        after = starts[1:]
+        whole = starts[0] <= start and ends[-1] >= end and all(map(lt, starts, ends))
+        return whole and all(map(le, starts, after)) and all(map(ge, ends, after))
 
     def room(self, first: int, count: int) -> int:
         """Bytes from the start of piece `first` to the end of the last of `count`."""
@@ -78,27 +77,30 @@ class Parts:
     def whole(self, run: Run, base: int) -> Any:
         """What to copy of the pieces of a run, none of which overlaps another: all of it, from the rows of an index whose
         first row is that of token `base`. A row for each, see `pools`."""
-        _, starts, ends, offsets = self._arrays
         first, last = run.index, run.index + run.count
-        out = np.zeros((run.count, 5), dtype=np.int64)
-        out[:, 0] = offsets[first:last] + (run.block - self.offsets[first])
-        out[:, 1::3] = (ends[first:last] - starts[first:last])[:, None]
-        out[:, 3] = starts[first:last] - base
-        return out
+        starts, place = self.starts[first:last], run.block - self.offsets[first]
+        tokens = array("q", map(sub, self.ends[first:last], starts))
+        out = array("q", bytes(40 * len(starts)))
+        out[0::5] = array("q", [offset + place for offset in self.offsets[first:last]])
+        out[1::5] = out[4::5] = tokens
+        out[3::5] = array("q", [start - base for start in starts])
+        return np.frombuffer(out, dtype=np.int64).reshape(-1, 5)
 
     def table(self, run: Run, start: int, end: int, base: int) -> Any:
         """The same, but of each piece only the tokens in [start, end), up to where the next one begins."""
-        _, starts, ends, _ = self._arrays
         first, last = run.index, run.index + run.count
-        out = self.whole(run, base)
-        upto = np.minimum(ends[first:last], end)
-        beyond = starts[first + 1 : last + 1]
-        np.minimum(upto[: len(beyond)], beyond, out=upto[: len(beyond)])
-        skip = np.maximum(start - starts[first:last], 0)
-        out[:, 2] = skip
-        out[:, 3] += skip
-        out[:, 4] = upto - starts[first:last] - skip
-        return out if out[:, 4].min() > 0 else out[out[:, 4] > 0]
+        if self._even and start <= self.starts[first] and self.ends[last - 1] <= end:
+            return self.whole(run, base)
+        place, rows = run.block - self.offsets[first], []
+        nexts = [*self.starts[first + 1 : last + 1], end][: run.count]
+        for begins, ends, beyond, offset in zip(
+            self.starts[first:last], self.ends[first:last], nexts, self.offsets[first:last]
+        ):
+            skip = max(start - begins, 0)
+            count = min(ends, end, beyond) - begins - skip
+            if count > 0:
+                rows.append((offset + place, ends - begins, skip, begins - base + skip, count))
+        return np.array(rows, dtype=np.int64).reshape(-1, 5)
 
 
 class Run:

@@ -1,8 +1,11 @@
 """SGLang's pools as the daemon's geometry, and the packed form of a state and of a piece of KV.
 
 A packed state is each state tensor in order, `[layers][bytes of one slot]`. A packed piece of KV is
-`[layer][K|V][token][row]`. Both are what `packing = 1` names; nothing of the pool's place, page size or
+`[layer][K|V][token][row]`. Both are what `packing = 1` names; nothing of the pool's place, layout, page size or
 capacity is in them.
+
+In the pools, K or V of a layer has one array of rows (*per layer*), or one in each page, beside those of all other
+layers (*page-major*): row `t` is then row `t % page` of page `t // page`, and the pages of a layer are apart.
 
 What to copy of pieces of KV is a table, as an array with a row for each piece: where it lies in the ring; how many tokens
 it has there; how many of them to skip; the first of the index's rows to copy; and how many.
@@ -13,6 +16,7 @@ and no index is ever read back from the device.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +50,7 @@ class StateTensor:
 
 @dataclass(frozen=True)
 class KvLayer:
-    """K and V of one attention layer: bytes `[rows, row_bytes]` each."""
+    """K and V of one attention layer: bytes `[rows, row_bytes]` each; page-major, `[pages, page, row_bytes]`."""
 
     layer: int
     dtype: int
@@ -71,7 +75,13 @@ class Pools:
 
     def __post_init__(self) -> None:
         self.state_bytes = sum(len(t.layers) * t.slot_bytes for t in self.state)
-        self.row_bytes = sum(k.k.shape[1] + (k.v.shape[1] if k.v is not None else 0) for k in self.kv)
+        self.row_bytes = sum(int(side.shape[-1]) for side in self.sides())
+        shapes = {tuple(side.shape[:-1]) for side in self.sides()} or {()}
+        if len(shapes) > 1:
+            raise UnknownPool("attention layers of different lengths or layouts")
+        shape = shapes.pop()
+        self.page = int(shape[1]) if len(shape) == 2 else 0
+        """Rows of a page, where the pages of a layer are apart; else 0."""
         self.mover: Any = None
         """Moves whole saves and restores at once, where there is such a thing: see `fused`."""
 
@@ -106,18 +116,27 @@ class Pools:
         import torch
 
         count, at = rows.shape[0], 0
+        place = (rows // self.page, rows % self.page) if self.page else None
         for side in self.sides():
-            size = count * side.shape[1]
-            torch.index_select(side, 0, rows, out=out[at : at + size].view(count, side.shape[1]))
+            size = count * side.shape[-1]
+            part = out[at : at + size].view(count, side.shape[-1])
+            if place is None:
+                torch.index_select(side, 0, rows, out=part)
+            else:
+                part.copy_(side[place])
             at += size
 
     def scatter_kv(self, source: Any, tokens: int, first: int, rows: Any) -> None:
         """Tokens `first`, `first` + 1, … of a packed piece of `tokens` tokens -> rows `rows`."""
         count, at = rows.shape[0], 0
+        place = (rows // self.page, rows % self.page) if self.page else None
         for side in self.sides():
-            size = tokens * side.shape[1]
-            part = source[at : at + size].view(tokens, side.shape[1])[first : first + count]
-            side.index_copy_(0, rows, part)
+            size = tokens * side.shape[-1]
+            part = source[at : at + size].view(tokens, side.shape[-1])[first : first + count]
+            if place is None:
+                side.index_copy_(0, rows, part)
+            else:
+                side[place] = part
             at += size
 
     def save_state(self, slot: Any, ring: Any, block: int) -> None:
@@ -211,28 +230,31 @@ def describe(mamba_pool: Any, kvcache: Any, page_size: int) -> Pools:
     pool = kvcache.full_kv_pool
     kv = []
     for layer, dense in sorted(kvcache.full_attention_layer_id_mapping.items()):
-        kv.append(_kv_layer(pool, int(layer), dense))
-    rows = int(kv[0].k.shape[0]) if kv else int(getattr(pool, "size", 0)) + page_size
+        kv.append(_kv_layer(pool, int(layer), dense, page_size))
+    rows = math.prod(kv[0].k.shape[:-1]) if kv else int(getattr(pool, "size", 0)) + page_size
     return Pools(
         state=state,
         kv=kv,
         page_size=page_size,
         slots=int(mamba_pool.size) + 1,
         rows=rows,
-        page_major=getattr(mamba_pool, "_raw", None) is not None,
+        page_major=getattr(mamba_pool, "_raw", None) is not None or any(one.k.dim() == 3 for one in kv),
         unknown=unknown,
     )
 
 
-def _kv_layer(pool: Any, layer: int, dense: int) -> KvLayer:
+def _kv_layer(pool: Any, layer: int, dense: int, page_size: int) -> KvLayer:
     dtype = dtype_of(pool.dtype)
     if hasattr(pool, "k_buffer"):
         k, v = pool.k_buffer[dense], pool.v_buffer[dense]
-        if k.dim() != 3 or v.dim() != 3 or k.shape[:2] != v.shape[:2]:
-            raise UnknownPool(f"attention layer {layer}: K and V are not [rows, heads, head_dim]")
+        if k.dim() not in (3, 4) or k.shape[:-1] != v.shape[:-1]:
+            raise UnknownPool(f"attention layer {layer}: K and V are not [rows or pages of rows, heads, head_dim]")
+        if k.dim() == 4 and k.shape[1] != page_size:
+            raise UnknownPool(f"attention layer {layer}: pages of {k.shape[1]} rows beside pages of {page_size}")
+        keep = k.dim() - 2
         return KvLayer(
-            layer, dtype, int(k.shape[1]), int(k.shape[2]), int(v.shape[2]),
-            byte_view(k, 1, f"K of layer {layer}"), byte_view(v, 1, f"V of layer {layer}"),
+            layer, dtype, int(k.shape[-2]), int(k.shape[-1]), int(v.shape[-1]),
+            byte_view(k, keep, f"K of layer {layer}"), byte_view(v, keep, f"V of layer {layer}"),
         )
     latent = pool.kv_buffer[dense]
     if latent.dim() != 3 or latent.shape[1] != 1:

@@ -17,9 +17,9 @@ _SESSION, _EXTRA_KEY = int(RequestFlags.HAS_SESSION), int(RequestFlags.HAS_EXTRA
 _CACHE_SALT, _TENANT = int(RequestFlags.HAS_CACHE_SALT), int(RequestFlags.HAS_TENANT)
 _NOT_SAVED = int(RequestFlags.NOT_SAVED)
 
-# Time in which token ids are told in one hook or tick, looked at after each so many of them. What is left follows with
-# the next ones.
-_TELL_NS, _TELL_AT_ONCE = 60_000, 8192
+# Time in which token ids are told in one hook, and in one tick, looked at after each so many of them. What is left
+# follows with the next ones.
+_TELL_NS, _TELL_IN_TICK_NS, _TELL_AT_ONCE = 20_000, 40_000, 8192
 
 
 class Request:
@@ -48,13 +48,16 @@ class Requests(Talk):
         """What SGLang knows, by rid. Each is opened at the daemon when there is something to say of it."""
         self._numbers = 0
         self._tell_ns = _TELL_NS
+        self._closing: list[tuple[Request, Any, Ending | None]] = []
+        """Over, but not all that the daemon should hear of them before is said."""
 
-    def _may_tell(self) -> None:
+    def _may_tell(self, in_tick: bool = False) -> None:
         """A hook or a tick begins that may tell tokens."""
-        self._tell_ns = _TELL_NS
+        self._tell_ns = _TELL_IN_TICK_NS if in_tick else _TELL_NS
 
     def _left(self, session: Session) -> None:
         super()._left(session)
+        self._closing.clear()
         for request in self.requests.values():
             request.opened, request.sent = None, 0
 
@@ -140,11 +143,27 @@ class Requests(Talk):
         if ending is not None and session is not None and request.names.saved:
             # What is left, the daemon hears below and later.
             self._tell_tokens(request, tokens, ending.total_tokens)
-        if session is None or self.session is not session or request.opened is not session:
+        if session is None or self.session is not session:
             return
-        if ending is not None and request.names.saved:
-            self._later(functools.partial(self._say_turn, request, tokens, ending))
-        self._later(lambda: self._say(RequestClose(request.number)))
+        self._closing.append((request, tokens, ending))
+        self._pump_closing()
+
+    def _has_more_to_say(self, request: Request) -> bool:
+        """Whether the layers above have something to say of it, which the daemon would not take once it is closed."""
+        return False
+
+    def _pump_closing(self) -> None:
+        """The daemon hears of what is over."""
+        if not self._closing:
+            return
+        closing, self._closing = self._closing, []
+        for request, tokens, ending in closing:
+            if self._has_more_to_say(request):
+                self._closing.append((request, tokens, ending))
+            elif request.opened is self.session:
+                if ending is not None and request.names.saved:
+                    self._later(functools.partial(self._say_turn, request, tokens, ending))
+                self._later(functools.partial(self._say, RequestClose(request.number)))
         self._flush()
 
     def _say_turn(self, request: Request, tokens: Any, ending: Ending) -> bool:

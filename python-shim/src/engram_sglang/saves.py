@@ -160,6 +160,9 @@ class Saves(Requests):
             self.counts["save_" + ("ok" if why == "ok" else "ended_" + why)] += 1
             save.request = save.tokens = save.parts = None
 
+    def _has_more_to_say(self, request: Request) -> bool:
+        return request.saves > 0 and any(s.request is request and not s.told and not s.failed for s in self.saves.values())
+
     def _pump_saves(self) -> None:
         for save in list(self.saves.values()):
             if save.failed:
@@ -169,6 +172,7 @@ class Saves(Requests):
             save.pump(self._save_ports, self.now)
             if (self.now - save.active) * 1000 > self.settings.save_ms:
                 save.fail(self, AbortReason.DEADLINE, "late", self.now)
+        self._pump_closing()
 
     def _on_want(self, message: Want) -> None:
         save = self.saves.get(message.save)

@@ -139,7 +139,7 @@ class Shim(Lockstep):
         self.now = self._clock()
         if self.link.weights.digest is None and self.tree.load().running:
             self._used_unnamed = True
-        self._may_tell()
+        self._may_tell(in_tick=True)
         if self.session is None:
             self._adopt()
         session = self.session
