@@ -2,7 +2,11 @@
 
 use hashbrown::HashMap;
 
-use super::{Index, object::Object, slab::Ix};
+use super::{
+    Index,
+    object::Object,
+    slab::{Ix, NodeIx},
+};
 use crate::types::{Millis, NamespaceId, ObjectId, ObjectKind, SnapshotId, TierKind, Tokens};
 
 /// What a namespace holds. An object counts once, in however many tiers it has a copy and however
@@ -23,6 +27,8 @@ pub(super) struct Owners {
     numbers: HashMap<NamespaceId, u32>,
     all: Vec<(NamespaceId, NamespaceUsage)>,
     free: Vec<u32>,
+    /// Bytes of all.
+    bytes: u64,
 }
 
 // === impl Owners ===
@@ -52,6 +58,7 @@ impl Owners {
             usage.objects += 1;
             usage.bytes = usage.bytes.saturating_add(bytes);
             usage.snapshots += u64::from(kind == ObjectKind::State);
+            self.bytes = self.bytes.saturating_add(bytes);
         }
         number
     }
@@ -61,6 +68,7 @@ impl Owners {
         let Some((namespace, usage)) = self.all.get_mut(object.owner as usize) else {
             return;
         };
+        self.bytes = self.bytes.saturating_sub(object.bytes);
         usage.objects -= 1;
         usage.bytes = usage.bytes.saturating_sub(object.bytes);
         usage.snapshots -= u64::from(object.kind == ObjectKind::State);
@@ -91,6 +99,9 @@ impl Owners {
             sum.bytes += object.bytes;
             sum.snapshots += u64::from(object.kind == ObjectKind::State);
         }
+        if self.bytes != sums.values().map(|sum| sum.bytes).sum::<u64>() {
+            return Err("the bytes of all namespaces are wrong".into());
+        }
         if sums.len() != self.numbers.len() {
             return Err("a namespace is counted that holds nothing, or the other way round".into());
         }
@@ -120,6 +131,36 @@ impl<T: Tokens> Index<T> {
         let owners = &self.objects.owners;
         let numbers = owners.numbers.iter();
         numbers.map(|(namespace, number)| (*namespace, owners.usage(*number)))
+    }
+
+    /// How many namespaces hold something, and the bytes of all.
+    #[must_use]
+    pub fn held(&self) -> (u64, u64) {
+        let owners = &self.objects.owners;
+        (owners.numbers.len() as u64, owners.bytes)
+    }
+
+    /// Some snapshot of each of these namespaces that has one.
+    pub fn some_of(&self, wanted: &[NamespaceId]) -> HashMap<NamespaceId, SnapshotId> {
+        let mut found = HashMap::new();
+        for (key, root) in &self.trees {
+            if wanted.contains(&key.namespace) && !found.contains_key(&key.namespace) {
+                found.extend(self.first_below(*root).map(|id| (key.namespace, id)));
+            }
+        }
+        found
+    }
+
+    fn first_below(&self, root: NodeIx) -> Option<SnapshotId> {
+        let mut next = Some(root);
+        while let Some(ix) = next {
+            if let Some(snapshot) = self.nodes[ix].snapshot.some() {
+                return Some(self.snapshots[snapshot].id);
+            }
+            let mut below = self.nodes.children(ix);
+            next = below.find(|child| self.nodes[*child].facts.live > 0);
+        }
+        None
     }
 
     /// Up to so many snapshots of a namespace that may be given up, in the order in which they

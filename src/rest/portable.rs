@@ -37,6 +37,8 @@ const SNAPSHOT: HeaderName = HeaderName::from_static("x-engram-snapshot");
 
 /// How long an import waits for the disk once all has come.
 const DISK: Duration = Duration::from_secs(600);
+/// How long the rest of what was refused is listened to.
+const LINGER: Duration = Duration::from_secs(2);
 /// Pieces of a body that wait to be read.
 const AHEAD: usize = 4;
 
@@ -131,16 +133,26 @@ pub async fn import(
     }
     let (to, body) = mpsc::channel(AHEAD);
     let mut stream = request.into_body().into_data_stream();
-    let forward = async move {
+    let import = shared.service()?.import(way.request()?, body);
+    let mut import = std::pin::pin!(import);
+    let forward = async {
         while let Some(chunk) = stream.next().await {
             let chunk: io::Result<Bytes> = chunk.map_err(io::Error::other);
             if to.send(chunk).await.is_err() {
                 return;
             }
         }
+        drop(to);
     };
-    let service = shared.service()?;
-    let (reply, ()) = tokio::join!(service.import(way.request()?, body), forward);
+    let reply = tokio::select! {
+        reply = &mut import => reply,
+        () = forward => import.await,
+    };
+    if reply.is_err() {
+        // A client that is still sending would see a broken connection instead of the answer.
+        let rest = async { while let Some(Ok(_)) = stream.next().await {} };
+        let _ = tokio::time::timeout(LINGER, rest).await;
+    }
     let message = json!({ "message": "Imported" });
     success(&reply?, message)
 }

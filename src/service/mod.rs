@@ -153,6 +153,8 @@ pub struct Service {
     rules: Rules,
     /// When retention looks again.
     retain_at: Mutex<Duration>,
+    /// When full namespaces are counted again.
+    counted_at: Mutex<Duration>,
     /// Places of exports and imports.
     portable: Arc<Semaphore>,
     lease: AtomicU64,
@@ -220,6 +222,7 @@ impl Service {
             tasks: TaskTracker::new(),
             rules: Rules::new(&config.limits),
             retain_at: Mutex::default(),
+            counted_at: Mutex::default(),
             portable: Arc::new(Semaphore::new(portable::AT_ONCE)),
             lease: AtomicU64::new(0),
             stopping: AtomicBool::new(false),

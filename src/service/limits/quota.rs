@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -14,6 +15,9 @@ use super::metrics::ByNamespace;
 use super::{Limit, told};
 use crate::index::{NamespaceUsage, TreeKey};
 use crate::types::{Namespace, NamespaceId, SnapshotId, TokenId};
+
+/// How often full namespaces are counted at most.
+const COUNT_EVERY: Duration = Duration::from_secs(1);
 
 /// Snapshots that are looked for at once.
 const BATCH: usize = 64;
@@ -227,29 +231,19 @@ impl Service {
     /// A page of the namespaces that hold something, those that hold most first, and how many there
     /// are.
     pub fn namespaces(&self, limit: usize, offset: usize) -> (Vec<NamespaceRow>, usize) {
-        let core = self.core.lock();
-        let mut all: Vec<(NamespaceId, NamespaceUsage)> = core.index.namespaces().collect();
+        let mut all: Vec<(NamespaceId, NamespaceUsage)> =
+            self.core.lock().index.namespaces().collect();
         let total = all.len();
         all.sort_unstable_by_key(|(id, usage)| (std::cmp::Reverse(usage.bytes), *id));
         let page: Vec<_> = all.into_iter().skip(offset).take(limit).collect();
-        let mut parts: HashMap<NamespaceId, Arc<Namespace>> = HashMap::new();
-        let mut seen: Option<&Arc<Namespace>> = None;
-        for record in core.records.values() {
-            if parts.len() == page.len() {
-                break;
-            }
-            // Most records share one with the record before them.
-            if seen.is_some_and(|seen| Arc::ptr_eq(seen, &record.namespace)) {
-                continue;
-            }
-            seen = Some(&record.namespace);
-            let id = record.namespace.id();
-            if page.iter().any(|(other, _)| *other == id) {
-                parts
-                    .entry(id)
-                    .or_insert_with(|| Arc::clone(&record.namespace));
-            }
-        }
+        let wanted: Vec<NamespaceId> = page.iter().map(|(id, _)| *id).collect();
+        let core = self.core.lock();
+        let some = core.index.some_of(&wanted).into_iter();
+        let parts = some.filter_map(|(id, snapshot)| {
+            let record = core.records.get(&snapshot)?;
+            Some((id, Arc::clone(&record.namespace)))
+        });
+        let parts: HashMap<NamespaceId, Arc<Namespace>> = parts.collect();
         drop(core);
         let row = |(id, usage): (NamespaceId, NamespaceUsage)| {
             let NamespaceUsage {
@@ -303,16 +297,20 @@ impl Service {
                 set(name, bytes, &quota);
             }
         }
-        let (mut all, mut count, mut full) = (0_u64, 0_u64, 0_u64);
-        for (id, usage) in core.index.namespaces() {
-            all = all.saturating_add(usage.bytes);
-            count += 1;
-            let limit = self.rules.of(&id).quota;
-            full += u64::from(limit.is_some_and(|quota| usage.bytes >= quota - quota / 10));
-        }
+        let (count, all) = core.index.held();
         set("other", all.saturating_sub(named), &used);
         self.metrics.limits.namespaces.set(count);
-        self.metrics.limits.full.set(full);
+        let now = self.clock.monotonic();
+        let mut counted = self.counted_at.lock();
+        if !self.rules.any_quota() || now < *counted {
+            return;
+        }
+        *counted = now.saturating_add(COUNT_EVERY);
+        let full = core.index.namespaces().filter(|(id, usage)| {
+            let limit = self.rules.of(id).quota;
+            limit.is_some_and(|quota| usage.bytes >= quota - quota / 10)
+        });
+        self.metrics.limits.full.set(full.count() as u64);
     }
 }
 
