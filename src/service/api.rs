@@ -384,7 +384,7 @@ pub enum Event {
     Removed {
         /// The snapshot.
         snapshot_id: SnapshotId,
-        /// "deleted", "evicted" or "lost".
+        /// "deleted", "evicted", "quota", "expired" or "lost".
         reason: &'static str,
     },
 }

@@ -16,6 +16,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::limits::LimitMetrics;
 use crate::types::TierKind;
 
 /// A label value from a fixed set of names.
@@ -97,6 +98,8 @@ pub struct Metrics {
     pub evicted: Family<ByTier, Counter>,
     /// Snapshots that were evicted with their last copy.
     pub evicted_snapshots: Counter,
+    /// Of quotas and retention.
+    pub limits: LimitMetrics,
     /// Objects brought from disk into RAM.
     pub promoted: Counter,
     /// Their payload bytes.
@@ -192,6 +195,7 @@ impl Metrics {
             write_failures,
             evicted,
             evicted_snapshots,
+            limits,
             promoted,
             promoted_bytes,
             scrubbed_bytes,
@@ -217,6 +221,7 @@ impl Metrics {
             conversations,
         } = it.clone();
         let r = registry;
+        limits.register(r);
         r.register(
             "lookup_hits",
             "Lookups that gave a lease, by lowest tier",

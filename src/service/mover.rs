@@ -97,6 +97,7 @@ fn run(bell: &Bell, service: &Weak<Service>) {
 impl Service {
     /// Does one round of everything that is to be done. Returns how long nothing is due.
     fn move_things(&self) -> Duration {
+        self.retain();
         self.remove_things();
         self.remove_again();
         self.give_tokens_back();

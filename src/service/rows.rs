@@ -256,6 +256,7 @@ impl Service {
             self.metrics.quarantined.get_or_create(&label).set(count);
         }
         let core = self.core.lock();
+        self.refresh_namespaces(&core);
         self.metrics.snapshots.set(core.records.len() as u64);
         self.metrics
             .conversations

@@ -30,6 +30,7 @@
 
 mod ailment;
 mod arena;
+pub mod bundle;
 pub mod catalog;
 mod config;
 mod counters;
@@ -60,6 +61,7 @@ pub use config::{Config, DiskConfig};
 pub use counters::{Counters, Counts, Reason};
 pub use disk::manifests::{Place, Recalled};
 pub use disk::quarantine::Quarantined;
+pub use disk::stream::ShardStream;
 pub use disk::{DiskTier, Registered, conversations::Refs, manifests::Manifests};
 pub use disk::{fsck, scrub};
 pub use error::{ErrorKind, StoreError};

@@ -25,7 +25,7 @@ impl Service {
     ///
     /// # Errors
     /// `NotFound`, `Deleted`, `NoState`, `Invalid`; `Busy` if the deadline passes; `NoSpace`, `TooLarge` and
-    /// `Unavailable` if the disk does not take it.
+    /// `Unavailable` if the disk does not take it; `Quota` if its namespace may not.
     pub async fn save(&self, request: SaveRequest) -> Result<SaveReply, ServiceError> {
         let SaveRequest {
             select,
@@ -46,6 +46,9 @@ impl Service {
             check_branches(&core, &select, &found)?;
             (id, core.is_durable(&id))
         };
+        if !was_durable {
+            self.quota_for(id)?;
+        }
         let called = if durable {
             let promise = self.promise(id)?;
             self.wait_durable(&promise, deadline).await?;
@@ -277,6 +280,12 @@ pub(super) fn no_state(found: &Found) -> ServiceError {
         Some(NoRoom::Ever) => ServiceError::TooLarge(format!(
             "the state of `{name}` is larger than RAM can ever hold (store.ram)"
         )),
+        Some(NoRoom::Quota { used, quota, need }) => ServiceError::Quota {
+            namespace: format!("the namespace of `{name}`"),
+            used,
+            quota,
+            need,
+        },
     }
 }
 

@@ -36,6 +36,7 @@ pub struct Settings {
     /// Everything that is done to the data directory is noted.
     pub tape: bool,
     pub config: Config,
+    pub clock: Arc<dyn Clock>,
 }
 
 impl Default for Settings {
@@ -50,6 +51,7 @@ impl Default for Settings {
             disk: Some(ByteSize::gib(1)),
             tape: false,
             config,
+            clock: Arc::new(SystemClock::new()),
         }
     }
 }
@@ -162,8 +164,8 @@ fn start(folder: &Path, settings: &Settings) -> (Arc<Service>, Registry, Faults)
         disk,
         tape,
         config,
+        clock,
     } = settings.clone();
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let disk = disk.map(|bytes| DiskConfig {
         bytes,
         min_free: ByteSize::b(0),

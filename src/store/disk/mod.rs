@@ -38,6 +38,7 @@ pub(crate) mod recall;
 pub(crate) mod root;
 pub(crate) mod scan;
 pub mod scrub;
+pub(crate) mod stream;
 pub(crate) mod transfer;
 
 use std::{
@@ -163,6 +164,16 @@ impl DiskTier {
     #[must_use]
     pub fn models(&self) -> Vec<Fingerprint> {
         self.models.read().keys().copied().collect()
+    }
+
+    /// What the folder of a model says of it for people; empty if that cannot be read.
+    #[must_use]
+    pub fn description(&self, fingerprint: &Fingerprint) -> BTreeMap<String, String> {
+        let rel = layout::model_folder(fingerprint).join(layout::MODEL);
+        match self.dir.get_record::<ModelFile>(&rel) {
+            Ok(Ok(model)) => model.description,
+            Ok(Err(_)) | Err(_) => BTreeMap::new(),
+        }
     }
 
     /// The geometry of a model.

@@ -280,7 +280,7 @@ pub(crate) fn tokens_of(
 }
 
 /// Opens a file and verifies its length and header; says where its data starts.
-fn open(
+pub(super) fn open(
     root: &Root,
     rel: &Rel,
     meta: &ObjectMeta,
