@@ -89,6 +89,8 @@ pub struct Metrics {
     pub pending_writes: Level,
     /// 1 while the disk has no room, else 0.
     pub disk_full: Level,
+    /// 1 for what keeps the disk from taking writes, else 0.
+    pub disk_trouble: Family<ByReason, Level>,
     /// Writes that failed and are tried again, or were given up.
     pub write_failures: Family<ByReason, Counter>,
     /// Objects that a tier gave up to make room.
@@ -186,6 +188,7 @@ impl Metrics {
             superseded,
             pending_writes,
             disk_full,
+            disk_trouble,
             write_failures,
             evicted,
             evicted_snapshots,
@@ -290,6 +293,11 @@ impl Metrics {
             pending_writes,
         );
         r.register("disk_full", "1 while the disk has no room", disk_full);
+        r.register(
+            "disk_trouble",
+            "1 for the reason why the disk takes no writes, else 0",
+            disk_trouble,
+        );
         r.register(
             "write_failures",
             "Failed writes to disk, by reason",

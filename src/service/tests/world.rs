@@ -33,6 +33,8 @@ pub struct World {
 pub struct Settings {
     pub ram: ByteSize,
     pub disk: Option<ByteSize>,
+    /// Everything that is done to the data directory is noted.
+    pub tape: bool,
     pub config: Config,
 }
 
@@ -46,6 +48,7 @@ impl Default for Settings {
         Self {
             ram: ByteSize::mib(64),
             disk: Some(ByteSize::gib(1)),
+            tape: false,
             config,
         }
     }
@@ -154,7 +157,12 @@ fn walk(folder: &Path, part: &str, found: &mut Vec<std::path::PathBuf>) {
 }
 
 fn start(folder: &Path, settings: &Settings) -> (Arc<Service>, Registry, Faults) {
-    let Settings { ram, disk, config } = settings.clone();
+    let Settings {
+        ram,
+        disk,
+        tape,
+        config,
+    } = settings.clone();
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let disk = disk.map(|bytes| DiskConfig {
         bytes,
@@ -162,6 +170,9 @@ fn start(folder: &Path, settings: &Settings) -> (Arc<Service>, Registry, Faults)
         ..DiskConfig::at(folder.join("data"))
     });
     let faults = Faults::default();
+    if tape {
+        faults.start_tape();
+    }
     let store = store::Config {
         ram,
         ram_headroom: None,

@@ -88,6 +88,8 @@ pub struct DiskTier {
     folders: Mutex<Vec<(Rel, Option<Fingerprint>)>>,
     scanned: AtomicBool,
     claims: Claims,
+    /// Files of removed objects that the system does not let go.
+    stuck: Mutex<Vec<(Fingerprint, ObjectId, u32)>>,
     mode: Mode,
 }
 
@@ -113,6 +115,7 @@ impl DiskTier {
             folders: Mutex::default(),
             scanned: AtomicBool::new(false),
             claims: Claims::default(),
+            stuck: Mutex::default(),
             mode: Mode {
                 threads: config.io_threads as usize,
                 direct,
@@ -213,6 +216,38 @@ impl DiskTier {
     #[must_use]
     pub fn direct(&self) -> bool {
         self.mode.direct
+    }
+
+    /// Tries once more to remove what could not be removed.
+    ///
+    /// # Errors
+    /// Of the last file that still cannot.
+    pub fn remove_stuck(&self) -> Result<(), StoreError> {
+        let mut last = Ok(());
+        let stuck = std::mem::take(&mut *self.stuck.lock());
+        for (fingerprint, id, shard) in stuck {
+            let _claim = self.claims.claim(id);
+            if self.objects.contains(&id) {
+                // It was written again.
+                continue;
+            }
+            let rel = layout::object(&fingerprint, &id, shard);
+            let len = match self.dir.root.stat(&rel) {
+                Ok(Some((Kind::File, len))) => on_disk(len),
+                _ => 0,
+            };
+            match self.dir.root.unlink(&rel) {
+                Ok(_) => {
+                    self.dir.ledger.sub(len);
+                    self.dir.prune(&layout::object_folder(&fingerprint, &id), 2);
+                }
+                Err(error) => {
+                    self.stuck.lock().push((fingerprint, id, shard));
+                    last = Err(error);
+                }
+            }
+        }
+        last
     }
 
     fn plan(&self, id: &ObjectId) -> Result<(Arc<ObjectMeta>, Plan, u32), StoreError> {
@@ -405,14 +440,19 @@ impl Tier for DiskTier {
             return Ok(false);
         };
         let mut removed = Ok(true);
+        let mut stay = 0;
         for shard in 0..whose.shards {
             let rel = layout::object(&whose.fingerprint, id, shard);
             if let Err(error) = self.dir.root.unlink(&rel) {
+                if let Ok(Some((Kind::File, len))) = self.dir.root.stat(&rel) {
+                    stay += on_disk(len);
+                }
+                self.stuck.lock().push((whose.fingerprint, *id, shard));
                 removed = Err(error);
             }
         }
+        self.dir.ledger.sub(here.bytes.saturating_sub(stay));
         if removed.is_ok() {
-            self.dir.ledger.sub(here.bytes);
             self.dir
                 .prune(&layout::object_folder(&whose.fingerprint, id), 2);
             self.dir.catalog.gone(&self.dir, id);

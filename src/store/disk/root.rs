@@ -39,7 +39,7 @@ use nix::{
     fcntl::{AtFlags, FcntlArg, OFlag, OpenHow, ResolveFlag, fcntl, open, openat, openat2},
     sys::{
         stat::{FileStat, Mode, SFlag, fstat, fstatat},
-        statvfs::fstatvfs,
+        statvfs::{FsFlags, fstatvfs},
     },
 };
 use parking_lot::Mutex;
@@ -173,6 +173,10 @@ impl Root {
                 result.map_err(|error| StoreError::io(Op::Mkdir, path.to_owned(), error))?;
             }
         }
+        // An earlier process may have died between making and syncing it.
+        if let Err(error) = sync_parent(path) {
+            tracing::warn!(%error, path = %path.display(), "The folder of the data directory cannot be synced");
+        }
         Self::open_existing(path, faults, counters)
     }
 
@@ -229,6 +233,17 @@ impl Root {
         let stat = fstatvfs(&self.dir)
             .map_err(|errno| StoreError::io(Op::Open, self.path.clone(), errno.into()))?;
         Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
+    }
+
+    /// Whether the file system is mounted to be written to.
+    pub(crate) fn is_writable(&self) -> Result<(), StoreError> {
+        let stat = fstatvfs(&self.dir)
+            .map_err(|errno| StoreError::io(Op::Open, self.path.clone(), errno.into()))?;
+        if stat.flags().contains(FsFlags::ST_RDONLY) {
+            let error = Errno::EROFS.into();
+            return Err(StoreError::io(Op::Write, self.path.clone(), error));
+        }
+        Ok(())
     }
 
     fn open_plain(&self, rel: &Rel, flags: OFlag) -> Result<(File, u64), StoreError> {
@@ -343,6 +358,15 @@ impl Root {
             None => openat(&self.dir, rel.name(), flags, mode),
             Some(folder) => openat(folder, rel.name(), flags, mode),
         }?)
+    }
+}
+
+/// Makes the name of the data directory itself durable.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let path = path.canonicalize()?;
+    match path.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
     }
 }
 
