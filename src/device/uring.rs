@@ -143,8 +143,10 @@ impl Uring {
                         None => ErrorKind::InvalidInput.into(),
                     },
                     Err(error)
-                        if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock)
-                            && failed.is_none() =>
+                        if matches!(
+                            error.kind(),
+                            ErrorKind::Interrupted | ErrorKind::WouldBlock
+                        ) && failed.is_none() =>
                     {
                         match flights.begin(file, way, index, one) {
                             Ok(()) => continue,
@@ -304,8 +306,10 @@ mod tests {
             file.read_exact_at(&mut bytes, 0).unwrap();
             assert!(bytes == noise(1 << 20));
             let back = SharedMap::anonymous(1 << 20).unwrap();
-            ring.run(&file, Way::In, moves(&back, unit), |_| Ok::<(), io::Error>(()))
-                .unwrap();
+            ring.run(&file, Way::In, moves(&back, unit), |_| {
+                Ok::<(), io::Error>(())
+            })
+            .unwrap();
             back.read(0, &mut bytes).unwrap();
             assert!(bytes == noise(1 << 20));
         }
@@ -317,12 +321,16 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&noise(10_000)).unwrap();
         let map = SharedMap::anonymous(64 << 10).unwrap();
-        let run = ring.run(&file, Way::In, moves(&map, 4096), |_| Ok::<(), io::Error>(()));
+        let run = ring.run(&file, Way::In, moves(&map, 4096), |_| {
+            Ok::<(), io::Error>(())
+        });
         assert_eq!(run.unwrap_err().kind(), ErrorKind::UnexpectedEof);
         // The same ring goes on.
         let short = SharedMap::anonymous(8192).unwrap();
-        ring.run(&file, Way::In, moves(&short, 4096), |_| Ok::<(), io::Error>(()))
-            .unwrap();
+        ring.run(&file, Way::In, moves(&short, 4096), |_| {
+            Ok::<(), io::Error>(())
+        })
+        .unwrap();
     }
 
     #[test]
@@ -333,14 +341,22 @@ mod tests {
         let mut begun = 0;
         let told = moves(&map, 4096).into_iter().map(|one| {
             begun += 1;
-            if begun == 3 { Err(io::Error::other("third")) } else { one }
+            if begun == 3 {
+                Err(io::Error::other("third"))
+            } else {
+                one
+            }
         });
         let run = ring.run(&file, Way::Out, told, |_| Ok(()));
         assert_eq!((run.unwrap_err().to_string().as_str(), begun), ("third", 3));
         let mut over = 0;
         let run = ring.run(&file, Way::Out, moves(&map, 4096), |_| {
             over += 1;
-            if over == 2 { Err(io::Error::other("second")) } else { Ok(()) }
+            if over == 2 {
+                Err(io::Error::other("second"))
+            } else {
+                Ok(())
+            }
         });
         assert_eq!((run.unwrap_err().to_string().as_str(), over), ("second", 2));
         let beyond = Move {
@@ -359,13 +375,18 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let map = SharedMap::anonymous(1 << 20).unwrap();
         let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            ring.run(&file, Way::Out, moves(&map, 4096), |_| -> Result<(), io::Error> {
-                panic!("on purpose")
-            })
+            ring.run(
+                &file,
+                Way::Out,
+                moves(&map, 4096),
+                |_| -> Result<(), io::Error> { panic!("on purpose") },
+            )
         }));
         assert!(run.is_err());
-        ring.run(&file, Way::Out, moves(&map, 4096), |_| Ok::<(), io::Error>(()))
-            .unwrap();
+        ring.run(&file, Way::Out, moves(&map, 4096), |_| {
+            Ok::<(), io::Error>(())
+        })
+        .unwrap();
         assert_eq!(file.metadata().unwrap().len(), 1 << 20);
     }
 }
