@@ -206,6 +206,13 @@ pub struct TierRow {
     pub budget_bytes: u64,
     /// Objects in it.
     pub objects: u64,
+    /// Whether files bypass the page cache, and who moves their bytes (`threads` or `uring`). Of the disk
+    /// only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub direct_io: Option<bool>,
+    /// See `direct_io`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io_engine: Option<&'static str>,
     /// It takes writes, but for a lack of room: the disk did not fail.
     pub healthy: bool,
     /// It has no room and refuses writes; what it holds is served.

@@ -15,7 +15,7 @@ use super::refusals::RefusalRow;
 use super::save_state::SaveState;
 use super::workers::seconds;
 use crate::index::SnapshotInfo;
-use crate::store::{Ailment, Tier, Usage};
+use crate::store::{Ailment, IoEngine, Tier, Usage};
 use crate::types::{Millis, SnapshotId, TierKind};
 
 /// Rows of a list when nothing is said.
@@ -136,6 +136,8 @@ impl Service {
             used_bytes: usage.bytes,
             budget_bytes: usage.budget,
             objects: usage.objects,
+            direct_io: None,
+            io_engine: None,
             healthy,
             full: false,
             full_since: None,
@@ -152,6 +154,8 @@ impl Service {
             let ill = core.queue.trouble.ill();
             let full = ill.filter(|ill| ill.what.lacks_room());
             TierRow {
+                direct_io: Some(disk.direct()),
+                io_engine: Some(disk.engine().as_str()),
                 full: full.is_some(),
                 full_since: full.map(|full| seconds(full.since)),
                 trouble: ill.map(|ill| ill.what.as_str()),
@@ -236,6 +240,10 @@ impl Service {
                 .set(tier.objects);
             if tier.tier == TierKind::Disk {
                 self.metrics.disk_full.set(u64::from(tier.full));
+                let direct = tier.direct_io == Some(true);
+                self.metrics.disk_direct.set(u64::from(direct));
+                let uring = tier.io_engine == Some(IoEngine::Uring.as_str());
+                self.metrics.disk_uring.set(u64::from(uring));
                 for ailment in Ailment::ALL {
                     let reason = Name(ailment.as_str());
                     let level = self

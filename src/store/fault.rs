@@ -77,6 +77,8 @@ struct Switches {
     /// What no file or folder whose path has this in it can be removed with.
     stuck: Option<(String, i32)>,
     no_openat2: bool,
+    no_direct: bool,
+    no_uring: bool,
     tracing: bool,
     trace: Vec<(Op, String)>,
     tape: Option<Vec<Step>>,
@@ -130,6 +132,14 @@ impl Faults {
     }
 
     pub(crate) fn denies_openat2(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn denies_direct(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn denies_uring(&self) -> bool {
         false
     }
 
@@ -197,6 +207,14 @@ impl Faults {
         self.inner.lock().no_openat2
     }
 
+    pub(crate) fn denies_direct(&self) -> bool {
+        self.inner.lock().no_direct
+    }
+
+    pub(crate) fn denies_uring(&self) -> bool {
+        self.inner.lock().no_uring
+    }
+
     pub(crate) fn did(&self, done: &Done<'_>) {
         if let Some(tape) = &mut self.inner.lock().tape {
             tape.push(done.step());
@@ -224,6 +242,16 @@ impl Faults {
     /// Makes a store opened from now on do without openat2, as where a sandbox denies it.
     pub fn deny_openat2(&self) {
         self.inner.lock().no_openat2 = true;
+    }
+
+    /// As on a file system without direct IO.
+    pub fn deny_direct(&self) {
+        self.inner.lock().no_direct = true;
+    }
+
+    /// As in a container whose filter of system calls has no io_uring.
+    pub fn deny_uring(&self) {
+        self.inner.lock().no_uring = true;
     }
 
     pub(crate) fn ask(&self, op: Op, path: &Path) -> Verdict {

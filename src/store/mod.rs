@@ -57,7 +57,7 @@ pub mod sample;
 
 pub use ailment::Ailment;
 pub use arena::{Arena, ArenaError, Found, PAGE, Segment, SegmentHeader};
-pub use config::{Config, DiskConfig};
+pub use config::{Config, DiskConfig, IoEngine};
 pub use counters::{Counters, Counts, Reason};
 pub use disk::manifests::{Place, Recalled};
 pub use disk::quarantine::Quarantined;

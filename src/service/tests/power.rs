@@ -234,6 +234,7 @@ fn look(data: &Path, promises: &Promises) -> Result<(), String> {
         disk: Some(DiskConfig {
             min_free: ByteSize::b(0),
             io_threads: 1,
+            io_engine: crate::store::IoEngine::Threads,
             ..DiskConfig::at(data.to_owned())
         }),
     };

@@ -25,6 +25,7 @@
 pub(crate) mod claims;
 pub(crate) mod conversations;
 pub(crate) mod data_dir;
+mod engine;
 pub mod fsck;
 pub(crate) mod layout;
 pub(crate) mod ledger;
@@ -59,7 +60,7 @@ use crate::{
 
 use super::{
     arena::{Arena, Segment, SegmentHeader},
-    config::DiskConfig,
+    config::{DiskConfig, IoEngine},
     counters::Reason,
     error::StoreError,
     object::{Object, ObjectMeta},
@@ -69,6 +70,7 @@ use super::{
 
 use claims::Claims;
 use data_dir::DataDir;
+use engine::Engine;
 use ledger::on_disk;
 use model::ModelFile;
 use object_file::{Plan, token_bytes};
@@ -91,7 +93,8 @@ pub struct DiskTier {
     claims: Claims,
     /// Files of removed objects that the system does not let go.
     stuck: Mutex<Vec<(Fingerprint, ObjectId, u32)>>,
-    mode: Mode,
+    engine: Box<dyn Engine>,
+    direct: bool,
 }
 
 /// What became of a registration.
@@ -108,6 +111,13 @@ pub enum Registered {
 impl DiskTier {
     pub(crate) fn open(dir: Arc<DataDir>, config: &DiskConfig) -> Result<Self, StoreError> {
         let direct = config.direct_io && can_direct(&dir);
+        if config.direct_io && !direct {
+            tracing::warn!(
+                path = %config.path.display(),
+                "This file system has no direct IO; files go through the page cache"
+            );
+        }
+        let engine = engine::open(config, dir.root.faults());
         let tier = Self {
             dir,
             models: RwLock::default(),
@@ -117,10 +127,8 @@ impl DiskTier {
             scanned: AtomicBool::new(false),
             claims: Claims::default(),
             stuck: Mutex::default(),
-            mode: Mode {
-                threads: config.io_threads as usize,
-                direct,
-            },
+            engine,
+            direct,
         };
         tier.find_models()?;
         Ok(tier)
@@ -226,7 +234,7 @@ impl DiskTier {
     /// Whether files bypass the page cache.
     #[must_use]
     pub fn direct(&self) -> bool {
-        self.mode.direct
+        self.direct
     }
 
     /// Tries once more to remove what could not be removed.
@@ -259,6 +267,19 @@ impl DiskTier {
             }
         }
         last
+    }
+
+    /// Who moves the bytes of files.
+    #[must_use]
+    pub fn engine(&self) -> IoEngine {
+        self.engine.kind()
+    }
+
+    fn mode(&self) -> Mode<'_> {
+        Mode {
+            engine: &*self.engine,
+            direct: self.direct,
+        }
     }
 
     fn plan(&self, id: &ObjectId) -> Result<(Arc<ObjectMeta>, Plan, u32), StoreError> {
@@ -327,7 +348,7 @@ impl DiskTier {
                 shard,
                 segments: segments.iter().map(|segment| &**segment).collect(),
             };
-            bytes += on_disk(shard.write(root, &temp, tokens, self.mode)?);
+            bytes += on_disk(shard.write(root, &temp, tokens, self.mode())?);
             root.sync_file(&temp)?;
             complete.push((temp.rel, target));
         }
@@ -369,7 +390,7 @@ impl DiskTier {
                 shard,
                 segments: segments.iter().map(|segment| &**segment).collect(),
             };
-            let read = whole.read(&self.dir.root, &rel, self.mode);
+            let read = whole.read(&self.dir.root, &rel, self.mode());
             let read = read.and_then(|bytes| match &tokens {
                 Some(first) if *first != bytes => Err(ReadError::Bad(Bad::new(
                     Reason::Mismatch,
@@ -500,8 +521,8 @@ fn can_direct(dir: &DataDir) -> bool {
     let Ok(temp) = dir.root.create_temp(&Rel::root().join("probe")) else {
         return false;
     };
-    dir.root.set_direct(&temp.file, true);
-    let works = map.pwrite_all(&temp.file, 0, 0, map.len()).is_ok();
+    let took = dir.root.set_direct(&temp.file, true);
+    let works = took && map.pwrite_all(&temp.file, 0, 0, map.len()).is_ok();
     dir.root.discard(&temp.rel);
     works
 }

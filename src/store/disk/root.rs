@@ -44,10 +44,13 @@ use nix::{
 };
 use parking_lot::Mutex;
 
-use crate::store::{
-    counters::Counters,
-    error::StoreError,
-    fault::{Faults, Op, Verdict},
+use crate::{
+    device::uring::{Move, Uring, Way},
+    store::{
+        counters::Counters,
+        error::StoreError,
+        fault::{Faults, Op, Verdict},
+    },
 };
 
 /// Start of the names of files that are not complete yet.
@@ -107,12 +110,26 @@ pub(crate) struct Folder {
     rel: Rel,
 }
 
+/// Why moves through a ring ended early.
+enum Stop {
+    Failed(io::Error),
+    Enough,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Resolve {
     /// openat2 with `RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS`.
     Kernel,
     /// One openat with `O_NOFOLLOW` for each component.
     Walk,
+}
+
+// === impl Stop ===
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
+    }
 }
 
 // === impl Rel ===
@@ -258,14 +275,23 @@ impl Root {
         })
     }
 
-    /// Switches between direct and buffered IO; a file system without direct IO stays buffered.
-    pub(crate) fn set_direct(&self, file: &File, direct: bool) {
+    /// Faults that tests inject.
+    pub(crate) fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// Switches between direct and buffered IO; a file system without direct IO stays buffered, and
+    /// then this is false.
+    pub(crate) fn set_direct(&self, file: &File, direct: bool) -> bool {
+        if direct && self.faults.denies_direct() {
+            return false;
+        }
         let flags = if direct {
             OFlag::O_DIRECT
         } else {
             OFlag::empty()
         };
-        let _ = fcntl(file, FcntlArg::F_SETFL(flags));
+        fcntl(file, FcntlArg::F_SETFL(flags)).is_ok()
     }
 
     /// Counts folders that are there.
@@ -322,6 +348,44 @@ impl Root {
             Verdict::Half(error) => action(len / 2 / 4096 * 4096).and(Err(error)),
         };
         done.map_err(|error| StoreError::io(op, self.path.join(rel.as_path()), error))
+    }
+
+    /// Moves through a ring, each of which an injected fault may meet. `done` is told the number of each
+    /// one that is over, and says whether to go on; where it says no, that is no error of this.
+    pub(crate) fn run<'m>(
+        &self,
+        ring: &mut Uring,
+        way: Way,
+        (file, rel): (&File, &Rel),
+        moves: impl Iterator<Item = Move<'m>>,
+        mut done: impl FnMut(usize) -> bool,
+    ) -> Result<(), StoreError> {
+        let op = match way {
+            Way::In => Op::Read,
+            Way::Out => Op::Write,
+        };
+        let moves = moves.map(|one| match self.faults.ask(op, rel.as_path()) {
+            Verdict::Pass => Ok(one),
+            Verdict::Fail(error) => Err(Stop::Failed(error)),
+            Verdict::Half(error) => {
+                let (map, half) = (one.map, one.len / 2 / 4096 * 4096);
+                match way {
+                    Way::In => map.pread_exact(file, one.file_offset, one.offset, half)?,
+                    Way::Out => map.pwrite_all(file, one.file_offset, one.offset, half)?,
+                }
+                Err(Stop::Failed(error))
+            }
+        });
+        let run = ring.run(file, way, moves, |index| match done(index) {
+            true => Ok(()),
+            false => Err(Stop::Enough),
+        });
+        match run {
+            Ok(()) | Err(Stop::Enough) => Ok(()),
+            Err(Stop::Failed(error)) => {
+                Err(StoreError::io(op, self.path.join(rel.as_path()), error))
+            }
+        }
     }
 
     fn folder_of(&self, rel: &Rel) -> io::Result<OwnedFd> {

@@ -1,6 +1,6 @@
 //! Writing and naming. All of it is refused once an fsync has failed.
 
-use std::{fs::File, io::Write, os::unix::fs::FileExt};
+use std::{cell::RefCell, fs::File, io::Write, os::unix::fs::FileExt};
 
 use nix::{
     errno::Errno,
@@ -11,7 +11,10 @@ use nix::{
 use uuid::Uuid;
 
 use crate::{
-    device::shm::SharedMap,
+    device::{
+        shm::SharedMap,
+        uring::{Move, Uring, Way},
+    },
     store::{
         error::StoreError,
         fault::{Bytes, Done, Op},
@@ -101,6 +104,27 @@ impl Root {
         self.faults.did(&Done::Write(temp.rel.as_path(), at, bytes));
         self.counters.wrote_bytes(len);
         Ok(())
+    }
+
+    /// The same through a ring, with all of `moves`.
+    pub(crate) fn run_writes<'m>(
+        &self,
+        ring: &mut Uring,
+        temp: &Temp,
+        moves: impl Iterator<Item = Move<'m>>,
+    ) -> Result<(), StoreError> {
+        self.writable()?;
+        let begun = RefCell::new(Vec::new());
+        let moves = moves.inspect(|one| begun.borrow_mut().push(*one));
+        self.run(ring, Way::Out, (&temp.file, &temp.rel), moves, |index| {
+            if let Some(one) = begun.borrow().get(index) {
+                let bytes = Bytes::Map(one.map, one.offset, one.len);
+                self.faults
+                    .did(&Done::Write(temp.rel.as_path(), one.file_offset, bytes));
+                self.counters.wrote_bytes(one.len);
+            }
+            true
+        })
     }
 
     /// The file's bytes are on the medium after this.
