@@ -10,7 +10,10 @@ use std::{cell::Cell, fmt, fs::File, io};
 use parking_lot::Mutex;
 
 use crate::{
-    device::uring::{Move, Uring, Way},
+    device::{
+        shm::SharedMap,
+        uring::{Move, Uring, Way},
+    },
     store::{
         config::{DiskConfig, IoEngine},
         error::StoreError,
@@ -19,9 +22,11 @@ use crate::{
 };
 
 use super::{
-    parallel,
+    DiskTier,
+    data_dir::DataDir,
+    object_file, parallel,
     root::{Rel, Root, Temp},
-    transfer::ReadError,
+    transfer::{Mode, ReadError},
 };
 
 /// Moves under way at a time: with units of 4 MiB more than any disk needs.
@@ -83,6 +88,55 @@ pub(crate) fn open(config: &DiskConfig, faults: &Faults) -> Box<dyn Engine> {
         }
     }
     Box::new(Threads(config.io_threads as usize))
+}
+
+/// Whether files bypass the page cache; a warning where that is asked for and the file system cannot.
+pub(crate) fn is_direct(config: &DiskConfig, dir: &DataDir) -> bool {
+    let direct = config.direct_io && can_direct(dir);
+    if config.direct_io && !direct {
+        tracing::warn!(
+            path = %config.path.display(),
+            "This file system has no direct IO; files go through the page cache"
+        );
+    }
+    direct
+}
+
+/// Whether the file system takes direct writes of the alignment used here.
+fn can_direct(dir: &DataDir) -> bool {
+    let Ok(map) = SharedMap::anonymous(object_file::ALIGN) else {
+        return false;
+    };
+    let Ok(temp) = dir.root.create_temp(&Rel::root().join("probe")) else {
+        return false;
+    };
+    let took = dir.root.set_direct(&temp.file, true);
+    let works = took && map.pwrite_all(&temp.file, 0, 0, map.len()).is_ok();
+    dir.root.discard(&temp.rel);
+    works
+}
+
+// === impl DiskTier ===
+
+impl DiskTier {
+    /// Whether files bypass the page cache.
+    #[must_use]
+    pub fn direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Who moves the bytes of files.
+    #[must_use]
+    pub fn engine(&self) -> IoEngine {
+        self.engine.kind()
+    }
+
+    pub(super) fn mode(&self) -> Mode<'_> {
+        Mode {
+            engine: &*self.engine,
+            direct: self.direct,
+        }
+    }
 }
 
 // === impl Threads ===

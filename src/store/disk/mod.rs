@@ -40,6 +40,7 @@ pub(crate) mod root;
 pub(crate) mod scan;
 pub mod scrub;
 pub(crate) mod stream;
+mod stuck;
 pub(crate) mod transfer;
 
 use std::{
@@ -53,14 +54,13 @@ use std::{
 use parking_lot::{Mutex, RwLock};
 
 use crate::{
-    device::shm::SharedMap,
     pool::Geometry,
     types::{Fingerprint, Generation, ObjectId, TierKind, TokenId},
 };
 
 use super::{
     arena::{Arena, Segment, SegmentHeader},
-    config::{DiskConfig, IoEngine},
+    config::DiskConfig,
     counters::Reason,
     error::StoreError,
     object::{Object, ObjectMeta},
@@ -77,7 +77,7 @@ use object_file::{Plan, token_bytes};
 use objects::Objects;
 use root::{Kind, Rel, Temp};
 use scan::FoundFiles;
-use transfer::{Mode, ReadError, Shard, tokens_of};
+use transfer::{ReadError, Shard, tokens_of};
 
 /// Objects in files.
 #[derive(Debug)]
@@ -110,13 +110,7 @@ pub enum Registered {
 
 impl DiskTier {
     pub(crate) fn open(dir: Arc<DataDir>, config: &DiskConfig) -> Result<Self, StoreError> {
-        let direct = config.direct_io && can_direct(&dir);
-        if config.direct_io && !direct {
-            tracing::warn!(
-                path = %config.path.display(),
-                "This file system has no direct IO; files go through the page cache"
-            );
-        }
+        let direct = engine::is_direct(config, &dir);
         let engine = engine::open(config, dir.root.faults());
         let tier = Self {
             dir,
@@ -229,57 +223,6 @@ impl DiskTier {
     #[must_use]
     pub fn poisoned(&self) -> Option<&str> {
         self.dir.root.poisoned()
-    }
-
-    /// Whether files bypass the page cache.
-    #[must_use]
-    pub fn direct(&self) -> bool {
-        self.direct
-    }
-
-    /// Tries once more to remove what could not be removed.
-    ///
-    /// # Errors
-    /// Of the last file that still cannot.
-    pub fn remove_stuck(&self) -> Result<(), StoreError> {
-        let mut last = Ok(());
-        let stuck = std::mem::take(&mut *self.stuck.lock());
-        for (fingerprint, id, shard) in stuck {
-            let _claim = self.claims.claim(id);
-            if self.objects.contains(&id) {
-                // It was written again.
-                continue;
-            }
-            let rel = layout::object(&fingerprint, &id, shard);
-            let len = match self.dir.root.stat(&rel) {
-                Ok(Some((Kind::File, len))) => on_disk(len),
-                _ => 0,
-            };
-            match self.dir.root.unlink(&rel) {
-                Ok(_) => {
-                    self.dir.ledger.sub(len);
-                    self.dir.prune(&layout::object_folder(&fingerprint, &id), 2);
-                }
-                Err(error) => {
-                    self.stuck.lock().push((fingerprint, id, shard));
-                    last = Err(error);
-                }
-            }
-        }
-        last
-    }
-
-    /// Who moves the bytes of files.
-    #[must_use]
-    pub fn engine(&self) -> IoEngine {
-        self.engine.kind()
-    }
-
-    fn mode(&self) -> Mode<'_> {
-        Mode {
-            engine: &*self.engine,
-            direct: self.direct,
-        }
     }
 
     fn plan(&self, id: &ObjectId) -> Result<(Arc<ObjectMeta>, Plan, u32), StoreError> {
@@ -511,20 +454,6 @@ pub(crate) fn to_tokens(bytes: &[u8], meta: &ObjectMeta) -> Arc<[TokenId]> {
         .take(count)
         .map(|word| u32::from_le_bytes(*word))
         .collect()
-}
-
-/// Whether the file system takes direct writes of the alignment used here.
-fn can_direct(dir: &DataDir) -> bool {
-    let Ok(map) = SharedMap::anonymous(object_file::ALIGN) else {
-        return false;
-    };
-    let Ok(temp) = dir.root.create_temp(&Rel::root().join("probe")) else {
-        return false;
-    };
-    let took = dir.root.set_direct(&temp.file, true);
-    let works = took && map.pwrite_all(&temp.file, 0, 0, map.len()).is_ok();
-    dir.root.discard(&temp.rel);
-    works
 }
 
 #[cfg(test)]
