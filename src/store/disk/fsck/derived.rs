@@ -125,7 +125,7 @@ pub(super) fn check(
 fn tokens(
     root: &Root,
     rel: &Rel,
-    runs: &mut Vec<TokenRun>,
+    runs: &mut [TokenRun],
     watch: &Watch<'_>,
 ) -> Result<Option<Bad>, StoreError> {
     let file = match root.open_file(rel) {
