@@ -207,6 +207,18 @@ async fn files_that_cannot_be_removed_are_told_counted_and_tried_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_somebody_else_removed_is_deleted_as_anything_else() {
+    let (world, _fake, _) = world(1).await;
+    save(&world, "c0").await.unwrap();
+    let models = world.folder.path().join("data/models");
+    for model in std::fs::read_dir(models).unwrap() {
+        std::fs::remove_dir_all(model.unwrap().path().join("objects")).unwrap();
+    }
+    delete(&world, "c0").await.unwrap();
+    assert!(world.service.status().warnings.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_manifest_that_cannot_be_removed_keeps_its_objects() {
     let (world, mut fake, ids) = world(1).await;
     save(&world, "c0").await.unwrap();

@@ -170,7 +170,10 @@ impl Root {
     pub(crate) fn unlink(&self, rel: &Rel) -> Result<bool, StoreError> {
         self.writable()?;
         let there = self.op(Op::Unlink, rel, || {
-            let folder = self.folder_of(rel)?;
+            let folder = match self.folder_of(rel) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+                folder => folder?,
+            };
             match unlinkat(&folder, rel.name(), UnlinkatFlags::NoRemoveDir) {
                 Err(Errno::ENOENT) => Ok(false),
                 result => Ok(result.map(|()| true)?),
