@@ -9,25 +9,49 @@ from engram_sglang.ring import HostRing
 
 
 class Stream:
-    """A device's queue of work."""
+    """A device's queue of work, and the copies beside it that nothing in it waits for: they are done as late as may be."""
 
     def __init__(self) -> None:
-        self.work: deque[tuple[int, Any, Any]] = deque()
+        self._queue: deque[tuple[int, Any, int]] = deque()
+        self._beside: deque[tuple[int, int, Any, list[bool]]] = deque()
         self.done = 0
         self.queued = 0
+
+    @property
+    def work(self) -> bool:
+        """Whether anything is left to do."""
+        return bool(self._queue or self._beside)
 
     def put(self, work: Any, ready: int) -> int:
         """Queues work that is not done before tick `ready`."""
         self.queued += 1
-        self.work.append((ready, work, self.queued))
+        self._queue.append((ready, work, self.queued))
         return self.queued
+
+    def put_beside(self, work: Any, ready: int) -> list[bool]:
+        """Work that waits for all that is queued, and for which nothing waits: it is done from tick `ready` on, or when
+        `catch_up` needs it. The answer becomes [True] then."""
+        over: list[bool] = []
+        self._beside.append((ready, self.queued, work, over))
+        return over
+
+    def catch_up(self, upto: int) -> None:
+        """Does what was put beside the queue before its work number `upto`: copies are in order among themselves."""
+        while self._beside and self._beside[0][1] < upto:
+            *_, work, over = self._beside.popleft()
+            work()
+            over.append(True)
 
     def run(self, tick: int) -> None:
         """Does what is due, in order."""
-        while self.work and self.work[0][0] <= tick:
-            _, work, number = self.work.popleft()
+        while self._queue and self._queue[0][0] <= tick:
+            _, work, number = self._queue.popleft()
             work()
             self.done = number
+        while self._beside and self._beside[0][0] <= tick and self._beside[0][1] <= self.done:
+            *_, work, over = self._beside.popleft()
+            work()
+            over.append(True)
 
 
 class StreamEvent:
@@ -40,15 +64,37 @@ class StreamEvent:
         return self._stream.done >= self._number
 
 
+class BesideEvent:
+    """The end of a copy beside the queue."""
+
+    def __init__(self, over: list[bool]) -> None:
+        self._over = over
+
+    def done(self) -> bool:
+        return bool(self._over)
+
+
 class StreamCopier:
-    """Copies in the device's queue, as on a GPU."""
+    """Copies in the device's queue, as on a GPU; or beside it, where what is queued next does not wait for them."""
+
+    LATE = 3
 
     def __init__(self, stream: Stream, lag: int = 0) -> None:
         self.stream, self.lag = stream, lag
         self.tick = 0
 
-    def submit(self, copy: Any, *, before_next: bool) -> StreamEvent:
-        return StreamEvent(self.stream, self.stream.put(copy, self.tick + self.lag))
+    def submit(self, copy: Any, *, before_next: bool) -> StreamEvent | BesideEvent:
+        stream = self.stream
+        if not before_next:
+            return BesideEvent(stream.put_beside(copy, self.tick + self.lag + self.LATE))
+        number = stream.queued + 1
+
+        def in_order() -> None:
+            stream.catch_up(number)
+            copy()
+
+        stream.put(in_order, self.tick + self.lag)
+        return StreamEvent(stream, number)
 
 
 def scribble_rooms() -> None:

@@ -12,7 +12,7 @@ from test_turns import settle, words
 MODE = {"page_size": 64, "overlap": True, "lag": 1}
 INNER = [
     "_hear", "_pump_saves", "_pump_restores", "_offer", "_tell_tokens", "_ask", "_on_lookup_result", "_on_want",
-    "_on_filled", "_on_drained", "_on_saved", "place", "_scatter", "gather_kv", "release", "_close", "_say_turn",
+    "_on_filled", "_on_drained", "_on_saved", "place", "_scatter", "gather_kv", "release", "_close", "_pump_closing",
 ]
 
 

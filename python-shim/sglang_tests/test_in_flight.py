@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from conftest import World
+from engram_sglang._channel_layout import AbortReason
 from engram_sglang.restore import RestoreState
 from engram_sglang.save import SaveState
 from held import PATIENCE, Held
@@ -221,3 +222,37 @@ def test_pause_with_a_restore(w: Any, first: Any, hold: Any, state: RestoreState
     w.run(second, beside)
     assert w.admitted_prefix[second.rid] == deepest(w, 700, 8)
     comes_back(w, words(seed + 1, 700))
+
+
+def test_room_of_an_aborted_save_is_the_daemon_s_until_it_answered(w: Any, prompt: list[int], hold: Any) -> None:
+    """The daemon reads what it was lent, and does not know yet that nobody wants it."""
+    held = hold(w, SaveState.DRAINING)
+    w.request(prompt, new=8)
+    held.wait()
+    save = next(s for s in w.shim.saves.values() if s.state is SaveState.DRAINING)
+    lent = [run.block for run in save.runs if run.lent]
+    assert lent
+    save.end(w.shim, AbortReason.SUPERSEDED, w.shim.now)
+    w.shim._end_save(save, "superseded")
+    taken = w.shim.session.ring.space._taken
+    for _ in range(20):
+        w.step()
+    assert all(block in taken for block in lent)
+    held.release()
+    w.until(lambda: w.scheduler.is_fully_idle() and not w.shim.saves, what="idle")
+    w.until(lambda: not taken, what="room is free")
+
+
+def test_room_of_an_aborted_restore_is_the_daemon_s_until_it_answered(w: Any, first: Any, hold: Any) -> None:
+    """The daemon writes to what it was asked to fill."""
+    held, second = next_turn(w, hold, RestoreState.FILLING, first)
+    (restore,) = w.shim.restores
+    lent = [run.block for run in restore.runs if run.lent and run.open]
+    assert lent
+    w.abort(second.rid)
+    taken = w.shim.session.ring.space._taken
+    for _ in range(20):
+        w.step()
+    assert not w.shim.restores and all(block in taken for block in lent)
+    held.release()
+    w.until(lambda: not taken, what="room is free")

@@ -36,6 +36,19 @@ def test_an_attached_worker_shows_its_numbers_and_hook_times(world: Any, daemon:
     assert tick["calls"] > 0 and tick["max_ns"] >= tick["mean_ns"] > 0
 
 
+def test_an_idle_server_has_nothing_open_at_the_daemon(world: Any, daemon: Any, seed: int) -> None:
+    one = daemon()
+    w = world(one, page_size=64)
+    first = w.request(words(seed, 700), new=8)
+    w.run(first)
+    settle(w)
+    w.flush()
+    w.run(w.request(words(seed, 700) + list(first.output_ids) + [1, 2, 3], new=8))
+    settle(w)
+    what = ("requests", "saves", "leases")
+    w.until(lambda: [one.get("/v1/workers")["workers"][0][n] for n in what] == [0, 0, 0], what="nothing open")
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [({"pp_size": 2}, "pp_size is 2"), ({"speculative_algorithm": "EAGLE"}, "speculative decoding")],

@@ -32,3 +32,10 @@ def test_every_setting_is_in_the_readme() -> None:
     text = (Path(__file__).resolve().parents[1] / "README.md").read_text()
     told = set(re.findall(r"`(ENGRAM_[A-Z_]+)`", text))
     assert {"ENGRAM_" + field.name.upper() for field in fields(Settings)} <= told
+
+
+def test_a_mistyped_name_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        Settings.from_env({"ENGRAM_LOKUP_MS": "70", "ENGRAM_BIN": "x", "ENGRAM_PROBE_FILE": "y", "HOME": "/"})
+    assert "ENGRAM_LOKUP_MS is no setting; ENGRAM_LOOKUP_MS is" in caplog.text
+    assert len(caplog.records) == 1

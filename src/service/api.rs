@@ -332,6 +332,8 @@ pub struct StatusReply {
     pub conversations: usize,
     /// Snapshots that wait to be written to disk.
     pub pending_writes: usize,
+    /// Conversations whose names and turns wait to be written to disk.
+    pub pending_names: usize,
     /// States of the save and restore machines in which something is held now (tests only).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub held: Vec<String>,

@@ -125,6 +125,7 @@ impl Service {
             snapshots: core.records.len(),
             conversations: core.conversations.len(),
             pending_writes: core.queue.len(),
+            pending_names: core.conversations.dirty() + core.queue.writing_refs,
             held: self.hold.held(),
         }
     }

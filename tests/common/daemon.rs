@@ -86,7 +86,8 @@ impl Daemon {
     /// Waits until everything visible is on disk.
     pub fn all_durable(&self) {
         wait_for("everything on disk", || {
-            (self.get("/v1/status").json()["pending_writes"] == 0).then_some(())
+            let status = self.get("/v1/status").json();
+            (status["pending_writes"] == 0 && status["pending_names"] == 0).then_some(())
         });
     }
 

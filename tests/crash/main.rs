@@ -183,6 +183,8 @@ fn delete_one(place: &Place, ledger: &Mutex<Ledger>, name: &str) -> Option<()> {
             ledger.count("deleted");
         }
         404 => {}
+        // Gone, or not yet on the medium of a full disk: in doubt.
+        507 => ledger.count("deleted on a full disk"),
         other => panic!("{other}: {}", answer.text()),
     }
     Some(())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import time
+from collections import deque
 from typing import Any
 
 from . import channel
@@ -20,18 +20,22 @@ _NOT_SAVED = int(RequestFlags.NOT_SAVED)
 # Time in which token ids are told in one hook, and in one tick, looked at after each so many of them. What is left
 # follows with the next ones.
 _TELL_NS, _TELL_IN_TICK_NS, _TELL_AT_ONCE = 20_000, 40_000, 8192
+# Turns that wait to be told; more than a daemon that lives lets wait.
+_TURNS = 1 << 12
 
 
 class Request:
     """One request of SGLang, from its arrival to its end."""
 
-    __slots__ = ("attempt", "cached_from", "epoch", "names", "number", "opened", "origin", "req", "restore", "saves", "sent", "tokens")
+    __slots__ = ("attempt", "cached_from", "epoch", "heard", "names", "number", "opened", "origin", "req", "restore", "saves", "sent", "tokens")
 
     def __init__(self, number: int, names: Names, req: Any, epoch: int) -> None:
         self.number, self.names, self.req, self.epoch = number, names, req, epoch
         self.attempt = 0
         self.opened: Session | None = None
-        """The session in which the daemon knows it."""
+        """The session in which the daemon knows it as it is now."""
+        self.heard: Session | None = None
+        """The last one in which the daemon heard of it, and is to hear that it is over."""
         self.sent = 0
         self.tokens: Any = None
         self.origin: Any = None
@@ -48,7 +52,9 @@ class Requests(Talk):
         """What SGLang knows, by rid. Each is opened at the daemon when there is something to say of it."""
         self._numbers = 0
         self._tell_ns = _TELL_NS
-        self._closing: list[tuple[Request, Any, Ending | None]] = []
+        self._turns: deque[tuple[Request, Any, Ending]] = deque()
+        """Turns that the daemon did not hear of yet, in the order in which they ended."""
+        self._closing: list[Request] = []
         """Over, but not all that the daemon should hear of them before is said."""
 
     def _may_tell(self, in_tick: bool = False) -> None:
@@ -57,6 +63,7 @@ class Requests(Talk):
 
     def _left(self, session: Session) -> None:
         super()._left(session)
+        self._turns.clear()
         self._closing.clear()
         for request in self.requests.values():
             request.opened, request.sent = None, 0
@@ -91,6 +98,7 @@ class Requests(Talk):
         )
         if opened:
             request.opened, request.sent, request.origin = self.session, 0, None
+            request.heard = self.session
         return opened
 
     def _tell_tokens(self, request: Request, tokens: Any, upto: int) -> bool:
@@ -138,14 +146,15 @@ class Requests(Talk):
             del self.requests[request.names.rid]
         self._over(request)
         request.req = None
-        session = self.session
         tokens, request.tokens = request.tokens, None
-        if ending is not None and session is not None and request.names.saved:
-            # What is left, the daemon hears below and later.
-            self._tell_tokens(request, tokens, ending.total_tokens)
-        if session is None or self.session is not session:
+        if self.session is None:
             return
-        self._closing.append((request, tokens, ending))
+        if ending is not None and request.names.saved:
+            if len(self._turns) < _TURNS:
+                self._turns.append((request, tokens, ending))
+            else:
+                self.counts["turns_dropped"] += 1
+        self._closing.append(request)
         self._pump_closing()
 
     def _has_more_to_say(self, request: Request) -> bool:
@@ -153,36 +162,32 @@ class Requests(Talk):
         return False
 
     def _pump_closing(self) -> None:
-        """The daemon hears of what is over."""
-        if not self._closing:
+        """The daemon hears of what is over: of turns one after another, as it counts them, and behind their tokens. They
+        do not wait in the outbox, where all that must be said would wait behind those."""
+        while self._turns:
+            request, tokens, ending = self._turns[0]
+            if not self._tell_tokens(request, tokens, ending.total_tokens) or not self._push(_turn_of(request, ending)):
+                break
+            self._turns.popleft()
+        if not self._closing or self.session is None:
             return
+        untold = {id(request) for request, _, _ in self._turns}
         closing, self._closing = self._closing, []
-        for request, tokens, ending in closing:
-            if self._has_more_to_say(request):
-                self._closing.append((request, tokens, ending))
-            elif request.opened is self.session:
-                if ending is not None and request.names.saved:
-                    self._later(functools.partial(self._say_turn, request, tokens, ending))
-                self._later(functools.partial(self._say, RequestClose(request.number)))
-        self._flush()
+        for request in closing:
+            if id(request) in untold or self._has_more_to_say(request):
+                self._closing.append(request)
+            elif request.heard is self.session:
+                self._must(RequestClose(request.number))
 
-    def _say_turn(self, request: Request, tokens: Any, ending: Ending) -> bool:
-        session = self.session
-        if session is None:
-            return True
-        if request.sent < ending.total_tokens:
-            self._push_tokens(session, request, tokens, ending.total_tokens)
-            if request.sent < ending.total_tokens:
-                return False
-        cached = min(ending.cached_tokens, ending.prompt_tokens)
-        return session.end.tx.push(
-            TurnFinished(
-                req=request.number,
-                attempt=request.attempt,
-                prompt_tokens=ending.prompt_tokens,
-                total_tokens=ending.total_tokens,
-                cached_tokens=cached,
-                prefilled_tokens=ending.prompt_tokens - cached,
-                finish=ending.finish,
-            )
-        )
+
+def _turn_of(request: Request, ending: Ending) -> TurnFinished:
+    cached = min(ending.cached_tokens, ending.prompt_tokens)
+    return TurnFinished(
+        req=request.number,
+        attempt=request.attempt,
+        prompt_tokens=ending.prompt_tokens,
+        total_tokens=ending.total_tokens,
+        cached_tokens=cached,
+        prefilled_tokens=ending.prompt_tokens - cached,
+        finish=ending.finish,
+    )

@@ -86,6 +86,16 @@ class RingSpace:
         return len(self._taken)
 
 
+def _available() -> int | None:
+    """Bytes that can be had without swapping; None where the system does not say."""
+    try:
+        with open("/proc/meminfo") as file:
+            line = next(line for line in file if line.startswith("MemAvailable:"))
+        return int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
 class HostRing:
     """A ring in shared memory, for pools in host memory."""
 
@@ -97,10 +107,13 @@ class HostRing:
     """What the peer has mapped stays what it is when this side closes the ring."""
 
     def __init__(self, size: int) -> None:
-        """Takes `size` bytes of memory now, so that none is missing later. Raises OSError."""
+        """Takes `size` bytes of memory now, so that none is missing later. Raises OSError or NoRing."""
         import torch
 
         self.size = -(-size // UNIT) * UNIT
+        # Or the system would look for it until something is killed.
+        if (there := _available()) is not None and self.size > there:
+            raise NoRing(f"this host has {there >> 20} MiB left, and the staging ring needs {self.size >> 20} MiB")
         self._fd = os.memfd_create("engram-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._fd, self.size)

@@ -172,7 +172,6 @@ class Saves(Requests):
             save.pump(self._save_ports, self.now)
             if (self.now - save.active) * 1000 > self.settings.save_ms:
                 save.fail(self, AbortReason.DEADLINE, "late", self.now)
-        self._pump_closing()
 
     def _on_want(self, message: Want) -> None:
         save = self.saves.get(message.save)

@@ -6,6 +6,7 @@ not keep a server from starting.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 from collections.abc import Mapping
@@ -51,6 +52,12 @@ class Settings:
     def from_env(cls, env: Mapping[str, str] = os.environ) -> Settings:
         """The settings of this process."""
         values: dict[str, object] = {}
+        known = {"ENGRAM_" + field.name.upper() for field in fields(cls)}
+        for name in sorted(env):
+            # Others are the daemon's, and of the tests.
+            if name.startswith("ENGRAM_") and name not in known:
+                for meant in difflib.get_close_matches(name, known, 1, 0.85):
+                    log.warning("engram: %s is no setting; %s is", name, meant)
         for field in fields(cls):
             name = "ENGRAM_" + field.name.upper()
             text = env.get(name)
@@ -82,5 +89,5 @@ def _number(text: str) -> int:
     digits = text.rstrip("KMGIBkmgib ")
     unit = text[len(digits) :].strip().upper()
     if unit not in _UNITS or not digits.strip().isdigit():
-        raise ValueError(f"{text!r} is not a number with a unit of {', '.join(u for u in _UNITS if u)}")
+        raise ValueError(f"{text!r} is not a number with a unit of KiB, MiB, GiB, KB, MB or GB")
     return int(digits) * _UNITS[unit]

@@ -150,6 +150,8 @@ class Shim(Lockstep):
             self._pump_saves()
         if self.restores:
             self._pump_restores()
+        # Who waits for an answer comes first.
+        self._pump_closing()
 
     def _together(self, numbers: list[int]) -> list[int] | None:
         """The smallest of all ranks at each place; None: the others cannot be reached, and SGLang will not go on."""
