@@ -18,6 +18,8 @@ mod host;
 mod metrics;
 mod names;
 pub mod native;
+#[cfg(test)]
+pub(crate) mod parsers;
 mod probes;
 mod server;
 pub mod snapshots;

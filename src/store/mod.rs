@@ -70,4 +70,6 @@ pub use tier::{Stored, Tier, Usage};
 pub use token_log::TokenLog;
 
 #[cfg(test)]
+pub(crate) mod parsers;
+#[cfg(test)]
 mod tests;
