@@ -92,7 +92,7 @@ fn run(bell: &Bell, service: &Weak<Service>) {
 
 impl Service {
     /// Does one round of everything that is to be done. Returns how long nothing is due.
-    fn move_things(&self) -> Duration {
+    pub(super) fn move_things(&self) -> Duration {
         self.remove_things();
         self.give_tokens_back();
         self.made_room();

@@ -15,5 +15,6 @@ mod ranks;
 mod restore;
 mod save;
 mod scrub;
+mod simulation;
 mod small_disk;
 mod world;
