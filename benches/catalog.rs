@@ -8,8 +8,9 @@
 //! of 512 tokens. Eight conversations have turns of 2,560 tokens and end at 128,512; the others have
 //! turns of 64. The tokens of every turn are unique. Manifests, conversations, catalog and token log
 //! are those of a daemon; files of objects are not made, as a start with a catalog never looks at
-//! them. With `sparse` only the first manifest of each folder is made: a start looks at the folders'
-//! times alone, and the disk need not hold a million files. Every start runs in a process of its own.
+//! them. With `sparse` all manifests of one folder are made, and the first of each other: a start
+//! looks at the folders' times alone, and the disk need not hold a million files. Every start runs in
+//! a process of its own.
 
 mod numbers;
 
@@ -44,6 +45,8 @@ const SYSTEM_TOKENS: u32 = 512;
 const DEEP: u32 = 8;
 const DEEP_TURN: u32 = 2560;
 const TURN: u32 = 64;
+/// The folder of which all manifests are made: its time, the last of all, makes sure of the others.
+const WHOLE: u8 = 0xff;
 /// Conversations whose turns interleave.
 const AT_ONCE: u32 = 200;
 
@@ -227,7 +230,7 @@ fn make(folder: &Path, snapshots: u32, sparse: bool) {
                 let mut place =
                     |after| placed(&index, &manifest.snapshot, if after { from } else { 0 });
                 let [.., last] = manifest.snapshot.to_bytes();
-                let file = folders.insert(last) || !sparse;
+                let file = folders.insert(last) || last == WHOLE || !sparse;
                 store
                     .plant(&manifest, file, &mut place)
                     .expect("a manifest");

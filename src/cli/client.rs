@@ -55,14 +55,34 @@ impl Client {
     /// # Errors
     /// The URL is neither.
     pub fn new(url: &str, token: Option<String>, timeout: Duration) -> Result<Client, ClientError> {
+        Self::with(url, token, |builder| builder.timeout(timeout))
+    }
+
+    /// The same for what is streamed: no limit for all of it.
+    ///
+    /// # Errors
+    /// The URL is neither.
+    pub fn streaming(
+        url: &str,
+        token: Option<String>,
+        connect: Duration,
+    ) -> Result<Client, ClientError> {
+        Self::with(url, token, |builder| builder.connect_timeout(connect))
+    }
+
+    fn with(
+        url: &str,
+        token: Option<String>,
+        limit: impl FnOnce(reqwest::ClientBuilder) -> reqwest::ClientBuilder,
+    ) -> Result<Client, ClientError> {
         let bad = || ClientError::Url {
             url: url.to_owned(),
         };
         // A proxy of the environment is never meant for the daemon beside us.
         let builder = reqwest::Client::builder()
             .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .timeout(timeout);
+            .redirect(reqwest::redirect::Policy::none());
+        let builder = limit(builder);
         let (builder, base) = match url.strip_prefix("unix:") {
             Some(path) => {
                 let path = PathBuf::from(path.strip_prefix("//").unwrap_or(path));
@@ -118,6 +138,38 @@ impl Client {
         }
     }
 
+    /// Sends a JSON body and returns the head of a good answer, whose body is still to come.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; [`ClientError::Url`] does not come from here.
+    pub async fn open(&self, path: &str, body: &Value) -> Result<reqwest::Response, ClientError> {
+        let request = self.request(Method::POST, path).json(body);
+        let sent = request.send().await;
+        let response = sent.map_err(|error| self.unreachable(&root_cause(&error)))?;
+        match response.status() {
+            status if status.is_success() => Ok(response),
+            status => Err(self.refused(status, &response.text().await.unwrap_or_default())),
+        }
+    }
+
+    /// Sends bytes of any length and returns the body of a good answer.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; [`ClientError::Url`] does not come from here.
+    pub async fn send_bytes(
+        &self,
+        path: &str,
+        kind: &'static str,
+        body: impl Into<reqwest::Body>,
+    ) -> Result<Value, ClientError> {
+        let request = self.request(Method::POST, path);
+        let request = request
+            .header(reqwest::header::CONTENT_TYPE, kind)
+            .body(body);
+        let (status, text) = self.finish(request).await?;
+        self.parse(status, &text)
+    }
+
     async fn ask(
         &self,
         method: Method,
@@ -125,10 +177,14 @@ impl Client {
         body: Option<&Value>,
     ) -> Result<Value, ClientError> {
         let (status, text) = self.send(method, path, body).await?;
+        self.parse(status, &text)
+    }
+
+    fn parse(&self, status: StatusCode, text: &str) -> Result<Value, ClientError> {
         if !status.is_success() {
-            return Err(self.refused(status, &text));
+            return Err(self.refused(status, text));
         }
-        serde_json::from_str(&text)
+        serde_json::from_str(text)
             .map_err(|_| self.unreachable("something else answers there: not JSON"))
     }
 
@@ -138,13 +194,25 @@ impl Client {
         path: &str,
         body: Option<&Value>,
     ) -> Result<(StatusCode, String), ClientError> {
-        let mut request = self.http.request(method, format!("{}{path}", self.base));
-        if let Some(token) = &self.token {
-            request = request.bearer_auth(token);
-        }
+        let mut request = self.request(method, path);
         if let Some(body) = body {
             request = request.json(body);
         }
+        self.finish(request).await
+    }
+
+    fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
+        let request = self.http.request(method, format!("{}{path}", self.base));
+        match &self.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        }
+    }
+
+    async fn finish(
+        &self,
+        request: reqwest::RequestBuilder,
+    ) -> Result<(StatusCode, String), ClientError> {
         let answer = async {
             let response = request.send().await?;
             Ok((response.status(), response.text().await?))
@@ -180,7 +248,7 @@ impl Client {
 }
 
 /// The innermost reason, which says what people need: "Connection refused".
-fn root_cause(error: &reqwest::Error) -> String {
+pub fn root_cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(inner) = cause.source() {
         cause = inner;

@@ -1,15 +1,14 @@
 //! `engram fsck`.
 
 use std::fmt::Write as _;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
-use parking_lot::Mutex;
 
 use super::table::{Table, plain, size};
+use super::teller::Teller;
 use crate::store::StoreError;
 use crate::store::fsck::{self, Class, Finding, Options, Progress, Report};
 use crate::util::clock::SystemClock;
@@ -58,16 +57,6 @@ const FAILED: u8 = 8;
 /// Findings of one class that are listed for people.
 const LISTED: usize = 50;
 
-/// How often progress is told to a terminal, and to anything else.
-const OFTEN: Duration = Duration::from_millis(200);
-const SELDOM: Duration = Duration::from_secs(10);
-
-/// Tells on standard error how far a check is, if it takes long.
-struct Teller {
-    terminal: bool,
-    last: Mutex<(Instant, bool)>,
-}
-
 /// Checks, and says what was found.
 pub fn run(args: Args) -> ExitCode {
     let Args {
@@ -88,7 +77,7 @@ pub fn run(args: Args) -> ExitCode {
     };
     let teller = Teller::new();
     let checked = fsck::check(&options, &SystemClock::new(), &|progress| {
-        teller.tell(progress)
+        teller.tell(|| how_far(progress))
     });
     teller.done();
     let report = match checked {
@@ -248,48 +237,18 @@ fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
     writeln!(out, "{text}").expect("a String takes any text");
 }
 
-// === impl Teller ===
-
-impl Teller {
-    fn new() -> Self {
-        Self {
-            terminal: std::io::stderr().is_terminal(),
-            last: Mutex::new((Instant::now(), false)),
-        }
-    }
-
-    fn tell(&self, progress: Progress) {
-        let every = if self.terminal { OFTEN } else { SELDOM };
-        // Who comes while another tells has nothing new.
-        let Some(mut last) = self.last.try_lock() else {
-            return;
-        };
-        if last.0.elapsed() < every {
-            return;
-        }
-        *last = (Instant::now(), true);
-        let Progress {
-            phase,
-            done,
-            total,
-            bytes,
-        } = progress;
-        let read = match bytes {
-            0 => String::new(),
-            bytes => format!(", {} read", size(bytes)),
-        };
-        let text = format!("{phase}: {done} of {total}{read}");
-        match self.terminal {
-            true => eprint!("\r\x1b[K{text}"),
-            false => eprintln!("{text}"),
-        }
-    }
-
-    fn done(&self) {
-        if self.terminal && self.last.lock().1 {
-            eprint!("\r\x1b[K");
-        }
-    }
+fn how_far(progress: Progress) -> String {
+    let Progress {
+        phase,
+        done,
+        total,
+        bytes,
+    } = progress;
+    let read = match bytes {
+        0 => String::new(),
+        bytes => format!(", {} read", size(bytes)),
+    };
+    format!("{phase}: {done} of {total}{read}")
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The command line.
 //!
 //! Exit codes: 0 done; 1 refused by the daemon, or failed; 2 wrong usage; 3 no daemon answers;
-//! 64 bad configuration. `engram fsck` has its own, see there.
+//! 64 bad configuration. `engram fsck` has its own, and `engram import` one more, see there.
 
 mod announce;
 mod client;
@@ -10,9 +10,12 @@ mod engine;
 mod fields;
 mod fsck;
 mod lifeline;
+mod namespaces;
+mod portable;
 mod remote;
 mod serve;
 mod table;
+mod teller;
 mod why;
 
 use std::process::ExitCode;
@@ -41,6 +44,8 @@ Examples:
   engram save chat-42 --branch before-edit    keep the latest state under a name
   engram fsck /var/lib/engram                 check what a stopped daemon has on disk
   engram restore chat-42 --turn 7             bring a turn into RAM for the next request
+  engram export chat-42 --out chat            write it as chat.safetensors and chat.json
+  engram import chat                          take it in on another host
 
 ENGRAM_URL and ENGRAM_TOKEN say where the daemon is and who asks.";
 
@@ -64,6 +69,12 @@ enum Command {
     Restore(remote::Restore),
     /// Delete snapshots, or a conversation.
     Rm(remote::Rm),
+    /// List who holds how much.
+    Namespaces(namespaces::Namespaces),
+    /// Write a snapshot as a pair of files that needs nothing else.
+    Export(portable::export::Args),
+    /// Take a snapshot in from a pair of files.
+    Import(portable::import::Args),
 }
 
 /// Runs what the command line asks for.
@@ -82,5 +93,8 @@ pub fn main() -> ExitCode {
         Command::Save(args) => remote::run(args),
         Command::Restore(args) => remote::run(args),
         Command::Rm(args) => remote::run(args),
+        Command::Namespaces(args) => remote::run(args),
+        Command::Export(args) => portable::export::run(args),
+        Command::Import(args) => portable::import::run(args),
     }
 }

@@ -12,11 +12,11 @@ use super::fields::{as_flags, bytes, count, describe, moment, names, text};
 use super::table::Table;
 
 /// Exit code: the daemon refused.
-const EXIT_REFUSED: u8 = 1;
+pub const EXIT_REFUSED: u8 = 1;
 /// Exit code: wrong usage.
-const EXIT_USAGE: u8 = 2;
+pub const EXIT_USAGE: u8 = 2;
 /// Exit code: no daemon answers.
-const EXIT_UNREACHABLE: u8 = 3;
+pub const EXIT_UNREACHABLE: u8 = 3;
 
 /// Rows asked for at a time.
 const PAGE: u64 = 1000;
@@ -26,16 +26,16 @@ const PAGE: u64 = 1000;
 pub struct Remote {
     /// http://HOST:PORT, or unix:/PATH of a socket.
     #[arg(long, env = "ENGRAM_URL", default_value = "http://127.0.0.1:7070", value_hint = ValueHint::Url)]
-    url: String,
+    pub url: String,
     /// Token, if the daemon wants one.
     #[arg(long, env = "ENGRAM_TOKEN", hide_env_values = true)]
-    token: Option<String>,
+    pub token: Option<String>,
     /// Give up after this time.
     #[arg(long, default_value = "60s", value_parser = patience)]
-    timeout: Duration,
+    pub timeout: Duration,
     /// Print the daemon's answer as it is.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// Which snapshot of a conversation.
@@ -43,16 +43,16 @@ pub struct Remote {
 pub struct Which {
     /// Turn, counted from 1.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    turn: Option<u32>,
+    pub turn: Option<u32>,
     /// Named branch.
     #[arg(long, value_name = "NAME", conflicts_with = "turn")]
-    branch: Option<String>,
+    pub branch: Option<String>,
     /// The turn of this request; then no conversation is needed.
     #[arg(long, value_name = "RID", conflicts_with = "branch")]
-    rid: Option<String>,
+    pub rid: Option<String>,
     /// The snapshot's own id; then no conversation is needed.
     #[arg(long, value_name = "UUID", conflicts_with_all = ["turn", "branch", "rid"])]
-    snapshot: Option<String>,
+    pub snapshot: Option<String>,
 }
 
 /// List conversations, or the snapshots of one.
@@ -181,20 +181,25 @@ pub fn run(command: impl Ask) -> ExitCode {
             if let (true, ClientError::Refused { body, .. }) = (json, &error) {
                 print(&format!("{body}\n"));
             }
-            let told = match &error {
-                ClientError::Refused { kind, .. } if kind == "invalid_request" => {
-                    as_flags(&error.to_string())
-                }
-                error => error.to_string(),
-            };
-            eprintln!("engram: {told}");
-            ExitCode::from(match error {
-                ClientError::Url { .. } => EXIT_USAGE,
-                ClientError::Unreachable { .. } => EXIT_UNREACHABLE,
-                ClientError::Refused { .. } => EXIT_REFUSED,
-            })
+            tell(&error)
         }
     }
+}
+
+/// Says why there is no good answer.
+pub fn tell(error: &ClientError) -> ExitCode {
+    let told = match error {
+        ClientError::Refused { kind, .. } if kind == "invalid_request" => {
+            as_flags(&error.to_string())
+        }
+        error => error.to_string(),
+    };
+    eprintln!("engram: {told}");
+    ExitCode::from(match error {
+        ClientError::Url { .. } => EXIT_USAGE,
+        ClientError::Unreachable { .. } => EXIT_UNREACHABLE,
+        ClientError::Refused { .. } => EXIT_REFUSED,
+    })
 }
 
 /// How long to wait for an answer: some time.
@@ -207,7 +212,7 @@ fn patience(text: &str) -> Result<Duration, String> {
 }
 
 /// Prints; a reader that left early (`engram ls | head`) is no failure.
-fn print(text: &str) -> ExitCode {
+pub fn print(text: &str) -> ExitCode {
     use std::io::Write as _;
 
     match std::io::stdout().write_all(text.as_bytes()) {
@@ -220,7 +225,7 @@ fn print(text: &str) -> ExitCode {
 }
 
 /// The fields that say which snapshot is meant.
-fn select(conversation: Option<&str>, which: &Which) -> Value {
+pub fn select(conversation: Option<&str>, which: &Which) -> Value {
     let Which {
         turn,
         branch,

@@ -10,6 +10,7 @@ pub mod mapfile;
 #[cfg(test)]
 pub(crate) mod meter;
 pub mod shm;
+pub mod uring;
 
 mod doorbell;
 mod peer;

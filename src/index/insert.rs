@@ -70,14 +70,15 @@ impl<T: Tokens> Index<T> {
                 None => {
                     let entry = given.get(&part.object);
                     let entry = entry.expect("a reference is to a known or a given object");
-                    self.objects.insert(entry, new.created)
+                    self.objects.insert(key.namespace, entry, new.created)
                 }
             };
             if self.extend(object, &path, part.range.end) {
                 changed.push(object);
             }
         }
-        let state = state.unwrap_or_else(|| self.objects.insert(&new.state, new.created));
+        let state =
+            state.unwrap_or_else(|| self.objects.insert(key.namespace, &new.state, new.created));
         changed.push(state);
         changed.extend(self.learn_tiers(&new));
         let snapshot = self.snapshots.insert(Snapshot {

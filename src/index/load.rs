@@ -161,7 +161,7 @@ impl<T: Tokens> Loader<T> {
             Some(Spot(after)) => index.snapshots[after].node,
             None => index.root(key),
         };
-        let placed = index.check_and_place(above, new);
+        let placed = index.check_and_place(key.namespace, above, new);
         if placed.is_err() && new.after.is_none() {
             // A root of nothing.
             index.prune(above);

@@ -51,6 +51,7 @@ mod log;
 mod lookup;
 mod node;
 mod object;
+mod owners;
 mod remove;
 mod shelf;
 mod slab;
@@ -73,6 +74,7 @@ pub use api::{
 pub use hold::LeaseToken;
 pub use load::{Edge, Loader, Part, Placed, Placing, Spot};
 pub use log::VecLog;
+pub use owners::NamespaceUsage;
 pub use tier_set::TierSet;
 
 use crate::types::{Millis, TierKind, Tokens};

@@ -5,11 +5,12 @@ use hashbrown::HashTable;
 use super::{
     ObjectEntry, TierSet,
     node::{Facts, mix},
+    owners::Owners,
     shelf::{Class, Place, Shelves, move_place},
     slab::{Ix, NodeIx, ObjIx, Slab, SnapIx},
     tier_set::PerTier,
 };
-use crate::types::{Millis, ObjectId, ObjectKind, TierKind, TokenRange};
+use crate::types::{Millis, NamespaceId, ObjectId, ObjectKind, TierKind, TokenRange};
 
 pub(super) struct Object {
     pub(super) id: ObjectId,
@@ -25,6 +26,8 @@ pub(super) struct Object {
     pub(super) leases: u32,
     /// Tells this object from another that used the same number before.
     pub(super) serial: u32,
+    /// The number of its namespace.
+    pub(super) owner: u32,
     pub(super) kind: ObjectKind,
     pub(super) tiers: TierSet,
     classes: PerTier<Class>,
@@ -35,6 +38,7 @@ pub(super) struct Objects {
     slab: Slab<ObjIx, Object>,
     ids: HashTable<ObjIx>,
     pub(super) shelves: Shelves,
+    pub(super) owners: Owners,
     /// Tiers that there are.
     configured: TierSet,
     serial: u32,
@@ -79,6 +83,7 @@ impl Objects {
             slab: Slab::new(),
             ids: HashTable::new(),
             shelves: Shelves::default(),
+            owners: Owners::default(),
             configured,
             serial: 0,
         }
@@ -114,9 +119,15 @@ impl Objects {
         same.then(|| &mut self.slab[ix])
     }
 
-    /// Takes in an object that no snapshot needs yet.
-    pub(super) fn insert(&mut self, entry: &ObjectEntry, created: Millis) -> ObjIx {
+    /// Takes in an object of a namespace that no snapshot needs yet.
+    pub(super) fn insert(
+        &mut self,
+        namespace: NamespaceId,
+        entry: &ObjectEntry,
+        created: Millis,
+    ) -> ObjIx {
         self.serial = self.serial.wrapping_add(1);
+        let owner = self.owners.add(namespace, entry.kind, entry.bytes);
         let ix = self.slab.insert(Object {
             id: entry.id,
             range: entry.range,
@@ -127,6 +138,7 @@ impl Objects {
             snapshot: SnapIx::NONE,
             leases: 0,
             serial: self.serial,
+            owner,
             kind: entry.kind,
             tiers: TierSet::EMPTY,
             classes: PerTier::default(),
@@ -142,6 +154,7 @@ impl Objects {
         self.set_tiers(ix, TierSet::EMPTY);
         self.reclass(ix, Facts::default());
         let object = self.slab.remove(ix);
+        self.owners.sub(&object);
         self.ids
             .find_entry(id_hash(object.id), |other| *other == ix)
             .expect("every object is in the table")
@@ -247,6 +260,8 @@ impl Objects {
         if self.ids.len() != self.slab.len() {
             return Err("the table of objects has another size than the list".into());
         }
+        self.owners
+            .check(self.slab.iter().map(|(_, object)| object))?;
         for tier in TierKind::ALL {
             let shelf = &self.shelves[tier];
             let here = || self.slab.iter().filter(|(_, o)| o.tiers.contains(tier));

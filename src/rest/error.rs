@@ -1,5 +1,7 @@
 //! Errors of the REST surface: one type, a status code each, and a body that old clients read too.
 
+use std::collections::BTreeMap;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -44,6 +46,8 @@ pub enum ErrorType {
     Timeout,
     /// No room in a tier: 507.
     NoSpace,
+    /// The namespace holds its quota: 507.
+    QuotaExceeded,
 }
 
 /// An error response.
@@ -52,6 +56,8 @@ pub struct ApiError {
     kind: ErrorType,
     message: String,
     retryable: bool,
+    /// Numbers that belong to it.
+    numbers: Vec<(&'static str, u64)>,
 }
 
 /// The body: `success` and `message` are what clients of the compatible surface read.
@@ -67,13 +73,15 @@ struct Detail<'a> {
     r#type: &'static str,
     message: &'a str,
     retryable: bool,
+    #[serde(flatten)]
+    numbers: BTreeMap<&'static str, u64>,
 }
 
 // === impl ErrorType ===
 
 impl ErrorType {
     /// Every type, for documents and tests.
-    pub const ALL: [ErrorType; 18] = [
+    pub const ALL: [ErrorType; 19] = [
         ErrorType::InvalidRequest,
         ErrorType::Unauthorized,
         ErrorType::HostNotAllowed,
@@ -92,6 +100,7 @@ impl ErrorType {
         ErrorType::Unavailable,
         ErrorType::Timeout,
         ErrorType::NoSpace,
+        ErrorType::QuotaExceeded,
     ];
 
     /// The name in `error.type`.
@@ -115,6 +124,7 @@ impl ErrorType {
             ErrorType::Unavailable => "unavailable",
             ErrorType::Timeout => "timeout",
             ErrorType::NoSpace => "no_space",
+            ErrorType::QuotaExceeded => "quota_exceeded",
         }
     }
 
@@ -135,7 +145,7 @@ impl ErrorType {
             ErrorType::Busy | ErrorType::Unavailable | ErrorType::Timeout => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            ErrorType::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
+            ErrorType::NoSpace | ErrorType::QuotaExceeded => StatusCode::INSUFFICIENT_STORAGE,
         }
     }
 
@@ -149,6 +159,7 @@ impl ErrorType {
                 | ErrorType::Unavailable
                 | ErrorType::Timeout
                 | ErrorType::NoSpace
+                | ErrorType::QuotaExceeded
         )
     }
 
@@ -157,7 +168,7 @@ impl ErrorType {
         match self {
             ErrorType::Busy | ErrorType::Unavailable | ErrorType::Timeout => Some("1"),
             // Somebody has to make room first.
-            ErrorType::NoSpace => Some("10"),
+            ErrorType::NoSpace | ErrorType::QuotaExceeded => Some("10"),
             _ => None,
         }
     }
@@ -172,6 +183,15 @@ impl ApiError {
             kind,
             message: message.into(),
             retryable: kind.retryable(),
+            numbers: Vec::new(),
+        }
+    }
+
+    /// With numbers in `error`, for programs.
+    pub fn with(self, numbers: impl IntoIterator<Item = (&'static str, u64)>) -> ApiError {
+        ApiError {
+            numbers: numbers.into_iter().collect(),
+            ..self
         }
     }
 
@@ -200,11 +220,13 @@ impl IntoResponse for ApiError {
             kind,
             message,
             retryable,
+            numbers,
         } = self;
         let detail = Detail {
             r#type: kind.as_str(),
             message: &message,
             retryable,
+            numbers: numbers.into_iter().collect(),
         };
         let body = Body {
             success: false,

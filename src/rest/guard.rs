@@ -2,7 +2,8 @@
 //!
 //! # Order
 //! Request id, `Host` header or token, a place among the requests in flight, the body, then the
-//! handler in a task of its own.
+//! handler in a task of its own. The body of an import is read by its handler: it may be of any
+//! length, and is never in memory as a whole.
 //!
 //! # Cancellation
 //! A client that goes away, or an answer that takes longer than `rest.timeout`, does not stop the
@@ -28,6 +29,7 @@ use uuid::Uuid;
 use super::error::{ApiError, ErrorType};
 use super::host::host_is_local;
 use super::metrics::Metrics;
+use super::portable::IMPORT;
 use super::server::Peer;
 use crate::util::secret::Token;
 
@@ -147,14 +149,23 @@ impl Guard {
                     .map_err(|_| ApiError::new(ErrorType::Busy, "Too many requests at a time"))?,
             ),
         };
-        let request = self.with_body(request).await?;
+        // Whoever reads that one as it comes bounds it, and how long it may stand still.
+        let streams = request.uri().path() == IMPORT;
+        let request = match streams {
+            true => request,
+            false => self.with_body(request).await?,
+        };
         let work = async move {
             let response = next.run(request).await;
             drop(place);
             response
         };
         let task = tokio::spawn(work.in_current_span());
-        match tokio::time::timeout(self.timeout, task).await {
+        let answer = match streams {
+            true => Ok(task.await),
+            false => tokio::time::timeout(self.timeout, task).await,
+        };
+        match answer {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(failed)) => {
                 tracing::error!(error = %failed, "A request handler failed");

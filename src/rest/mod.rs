@@ -3,7 +3,7 @@
 //!
 //! # What
 //! - the compatible surface at the root, see [`snapshots`];
-//! - `/v1/…`, see [`native`];
+//! - `/v1/…`, see [`native`]; `/v1/export` and `/v1/import`, see [`portable`];
 //! - `/healthz`, `/readyz` and `/metrics`.
 //!
 //! # Errors
@@ -20,6 +20,7 @@ mod names;
 pub mod native;
 #[cfg(test)]
 pub(crate) mod parsers;
+pub mod portable;
 mod probes;
 mod server;
 pub mod snapshots;
@@ -70,6 +71,10 @@ pub fn router(config: &Config, shared: Shared, metrics: Metrics) -> Result<Route
         .route("/v1/conversations", get(native::conversations))
         .route("/v1/snapshots", get(native::snapshots))
         .route("/v1/snapshots/{snapshot_id}", get(native::snapshot))
+        .route("/v1/namespaces", get(native::namespaces))
+        .route("/v1/export", post(portable::export))
+        .route(portable::IMPORT, post(portable::import))
+        .route("/v1/import/check", post(portable::check))
         .route("/healthz", get(probes::healthz))
         .route("/readyz", get(probes::readyz))
         .route("/metrics", get(probes::metrics))
@@ -97,12 +102,28 @@ impl From<ServiceError> for ApiError {
             ErrorKind::Busy => ErrorType::Busy,
             ErrorKind::Unavailable => ErrorType::Unavailable,
             ErrorKind::NoSpace | ErrorKind::TooLarge => ErrorType::NoSpace,
+            ErrorKind::Quota => ErrorType::QuotaExceeded,
             ErrorKind::Data => ErrorType::Data,
             ErrorKind::Internal => ErrorType::Internal,
         };
         let answer = ApiError::new(kind, error.to_string());
-        match error.kind() {
-            ErrorKind::TooLarge => answer.for_good(),
+        match error {
+            ServiceError::TooLarge(_) => answer.for_good(),
+            ServiceError::Quota {
+                used, quota, need, ..
+            } => {
+                // What alone is larger than the quota never fits.
+                let answer = if need > quota {
+                    answer.for_good()
+                } else {
+                    answer
+                };
+                answer.with([
+                    ("used_bytes", used),
+                    ("quota_bytes", quota),
+                    ("need_bytes", need),
+                ])
+            }
             _ => answer,
         }
     }

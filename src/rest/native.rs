@@ -44,6 +44,15 @@ pub async fn tiers(State(shared): State<Shared>) -> Result<Json<Value>, ApiError
     Ok(Json(json!({ "tiers": shared.service()?.tiers() })))
 }
 
+/// `GET /v1/namespaces?limit=&offset=`, those that hold most first.
+pub async fn namespaces(
+    State(shared): State<Shared>,
+    Params(Page { limit, offset }): Params<Page>,
+) -> Result<Json<Value>, ApiError> {
+    let (namespaces, total) = shared.service()?.namespaces(rows(limit)?, offset);
+    Ok(Json(json!({ "namespaces": namespaces, "total": total })))
+}
+
 /// `GET /v1/workers`
 pub async fn workers(State(shared): State<Shared>) -> Result<Json<Value>, ApiError> {
     let service = shared.service()?;

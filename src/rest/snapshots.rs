@@ -155,7 +155,7 @@ fn told(names: usize) -> String {
 }
 
 /// `success` and the fields of a row, with more fields that win over them.
-fn success(row: &SnapshotRow, more: Value) -> Result<Json<Value>, ApiError> {
+pub(super) fn success(row: &impl Serialize, more: Value) -> Result<Json<Value>, ApiError> {
     let mut all = serde_json::to_value(row)
         .map_err(|error| ApiError::new(ErrorType::Internal, error.to_string()))?;
     if let (Value::Object(all), Value::Object(more)) = (&mut all, more) {
@@ -259,7 +259,7 @@ pub(super) fn delete_of(body: &mut Fields) -> Result<(Selector, bool), ApiError>
 
 /// What a request has to name.
 #[derive(Copy, Clone, PartialEq, Eq)]
-enum Need {
+pub(super) enum Need {
     /// A conversation, a request or a snapshot; without a turn or branch the latest is meant.
     Conversation,
     /// Exactly one snapshot: a request names its own.
@@ -267,7 +267,7 @@ enum Need {
 }
 
 /// The field `snapshot_id` where it selects.
-fn snapshot_id(body: &mut Fields) -> Result<Option<SnapshotId>, ApiError> {
+pub(super) fn snapshot_id(body: &mut Fields) -> Result<Option<SnapshotId>, ApiError> {
     let Some(text) = body.take::<String>("snapshot_id")? else {
         return Ok(None);
     };
@@ -277,7 +277,7 @@ fn snapshot_id(body: &mut Fields) -> Result<Option<SnapshotId>, ApiError> {
 }
 
 /// The selector in a body.
-fn selector(
+pub(super) fn selector(
     body: &mut Fields,
     snapshot_id: Option<SnapshotId>,
     need: Need,

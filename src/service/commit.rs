@@ -12,6 +12,7 @@ use super::Service;
 use super::api::Event;
 use super::conversations::{ConversationKey, Owner};
 use super::core::{Core, Model, Record};
+use super::limits::Over;
 use super::room::Reservation;
 use super::save_state::SaveState;
 use crate::index::{IndexError, KvRef, NewSnapshot, ObjectEntry, Retain, TierSet, TreeKey};
@@ -65,6 +66,9 @@ pub(super) enum CommitError {
     /// KV that was stored when the save was planned is gone.
     #[error("stored KV ends at token {stored}, {base} was counted on")]
     BaseLost { stored: u32, base: u32 },
+    /// The namespace holds its quota.
+    #[error("the namespace holds {} of {} bytes, {} are needed", .0.used, .0.quota, .0.need)]
+    Quota(Over),
     /// The RAM tier did not take it.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -87,7 +91,7 @@ impl CommitError {
     pub fn status(&self) -> Status {
         match self {
             Self::BaseLost { .. } => Status::Lost,
-            Self::Store(StoreError::NoSpace { .. }) => Status::NoRoom,
+            Self::Quota(_) | Self::Store(StoreError::NoSpace { .. }) => Status::NoRoom,
             Self::Index(IndexError::Log(error)) if is_full(error) => Status::NoRoom,
             Self::Store(_) | Self::Index(_) => Status::Failed,
         }
@@ -216,6 +220,12 @@ impl Service {
                 object_range: range,
             });
             fresh.push(object);
+        }
+        let need = fresh.iter().map(Object::bytes).fold(0, u64::saturating_add);
+        // Others of the namespace may have come since the save was planned.
+        if let Err(over) = self.check_quota(core, key, need) {
+            self.metrics.limits.declined.inc();
+            return Err(CommitError::Quota(over));
         }
         let mut put = Vec::with_capacity(2);
         let mut put_all = || {

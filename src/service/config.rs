@@ -6,6 +6,8 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 
+use super::limits::Limits;
+
 /// Settings of the service. Every field has a safe default.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -75,6 +77,8 @@ pub struct Config {
     /// A start with fewer snapshots reads all manifests and looks at all files; one with as many or
     /// more trusts the catalog. Default: 1000.
     pub catalog_from: usize,
+    /// Section `[service.limits]`: what one namespace may hold.
+    pub limits: Limits,
 }
 
 // === impl Config ===
@@ -108,6 +112,7 @@ impl Default for Config {
             prefill_tokens_per_second: None,
             max_idle_conversations: 10_000,
             catalog_from: 1000,
+            limits: Limits::default(),
         }
     }
 }
@@ -176,6 +181,7 @@ impl Config {
             .prefill_tokens_per_second
             .is_none_or(|speed| speed > 0.0);
         check(speed, "prefill_tokens_per_second", "not above 0");
+        self.limits.validate(problems);
     }
 }
 

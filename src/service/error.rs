@@ -34,6 +34,17 @@ pub enum ServiceError {
         /// The fingerprint it was made with.
         fingerprint: Fingerprint,
     },
+    /// What is to be imported is of a model that nothing here is of.
+    #[error(
+        "the snapshot is of model {theirs}, and this store holds {ours}; `new_model` takes it all \
+         the same"
+    )]
+    OtherModel {
+        /// The model that it was exported from, for people.
+        theirs: String,
+        /// The models that are here, for people.
+        ours: String,
+    },
     /// The request itself is wrong.
     #[error("{0}")]
     Invalid(String),
@@ -49,6 +60,20 @@ pub enum ServiceError {
     /// Neither RAM nor disk has room for it.
     #[error("no space: {0}")]
     NoSpace(String),
+    /// Its namespace may not hold more.
+    #[error(
+        "{namespace} holds {used} of the {quota} bytes that it may hold, and {need} more are needed"
+    )]
+    Quota {
+        /// Which, for people.
+        namespace: String,
+        /// Bytes that it holds.
+        used: u64,
+        /// Bytes that it may hold.
+        quota: u64,
+        /// Bytes that would have come.
+        need: u64,
+    },
     /// It is larger than a whole tier: there will never be room for it.
     #[error("too large: {0}")]
     TooLarge(String),
@@ -79,6 +104,8 @@ pub enum ErrorKind {
     Unavailable,
     /// 507, try again once there is room.
     NoSpace,
+    /// 507 `quota_exceeded`, try again once the namespace has room.
+    Quota,
     /// 507, for good.
     TooLarge,
     /// 500, the stored bytes are at fault.
@@ -95,12 +122,13 @@ impl ServiceError {
         match self {
             Self::NotFound { .. } | Self::Deleted { .. } => ErrorKind::NotFound,
             Self::NoState { .. } => ErrorKind::NoState,
-            Self::Mismatch { .. } => ErrorKind::Mismatch,
+            Self::Mismatch { .. } | Self::OtherModel { .. } => ErrorKind::Mismatch,
             Self::Invalid(_) => ErrorKind::Invalid,
             Self::Unauthorized => ErrorKind::Unauthorized,
             Self::Busy(_) => ErrorKind::Busy,
             Self::Unavailable(_) => ErrorKind::Unavailable,
             Self::NoSpace(_) => ErrorKind::NoSpace,
+            Self::Quota { .. } => ErrorKind::Quota,
             Self::TooLarge(_) => ErrorKind::TooLarge,
             Self::Data(_) => ErrorKind::Data,
             Self::Internal(_) => ErrorKind::Internal,
@@ -122,6 +150,7 @@ impl ErrorKind {
             Self::Busy => "busy",
             Self::Unavailable => "unavailable",
             Self::NoSpace => "no_space",
+            Self::Quota => "quota_exceeded",
             Self::TooLarge => "too_large",
             Self::Data => "data",
             Self::Internal => "internal",

@@ -37,11 +37,13 @@ mod fd_socket;
 pub mod hold;
 mod latch;
 mod lease;
+pub mod limits;
 pub mod metrics;
 mod mover;
 mod orders;
 mod peer;
 pub mod policy;
+mod portable;
 mod promises;
 mod promote;
 mod recall;
@@ -63,10 +65,11 @@ mod write_down;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
-use tokio::sync::{Notify, broadcast};
+use tokio::sync::{Notify, Semaphore, broadcast};
 use tokio_util::task::TaskTracker;
 
 pub use self::api::{
@@ -79,7 +82,9 @@ pub use self::config::Config;
 pub use self::error::{ErrorKind, ServiceError};
 pub use self::fd_socket::FdSocket;
 pub use self::hold::Hold;
+pub use self::limits::NamespaceRow;
 pub use self::peer::Peer;
+pub use self::portable::{Export, ExportRequest, ImportReply, ImportRequest};
 pub use self::refusals::RefusalRow;
 pub use self::restore_state::RestoreState;
 pub use self::save_state::SaveState;
@@ -88,6 +93,7 @@ pub use self::workers::{Stop, Worker};
 
 use self::core::Core;
 use self::latch::Latches;
+use self::limits::Rules;
 use self::metrics::Metrics;
 use self::mover::Bell;
 use self::peer::Gate;
@@ -143,6 +149,14 @@ pub struct Service {
     pub hold: Hold,
     events: broadcast::Sender<Event>,
     tasks: TaskTracker,
+    /// What namespaces may hold.
+    rules: Rules,
+    /// When retention looks again.
+    retain_at: Mutex<Duration>,
+    /// When full namespaces are counted again.
+    counted_at: Mutex<Duration>,
+    /// Places of exports and imports.
+    portable: Arc<Semaphore>,
     lease: AtomicU64,
     stopping: AtomicBool,
     /// Runs of the token log that a start did not verify.
@@ -223,6 +237,10 @@ impl Service {
             hold: Hold::from_env(),
             events: broadcast::Sender::new(EVENTS),
             tasks: TaskTracker::new(),
+            rules: Rules::new(&config.limits),
+            retain_at: Mutex::default(),
+            counted_at: Mutex::default(),
+            portable: Arc::new(Semaphore::new(portable::AT_ONCE)),
             lease: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             unverified: Mutex::default(),

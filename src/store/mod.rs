@@ -28,7 +28,9 @@
 //! read fails with `Corrupt`. A failed fsync ends all writing until the next start. Names from
 //! outside reach the file system only as hashes, and no link is ever followed.
 
+mod ailment;
 mod arena;
+pub mod bundle;
 pub mod catalog;
 mod config;
 mod counters;
@@ -49,13 +51,17 @@ mod bulk;
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 #[cfg(any(test, feature = "testing"))]
+pub mod power;
+#[cfg(any(test, feature = "testing"))]
 pub mod sample;
 
+pub use ailment::Ailment;
 pub use arena::{Arena, ArenaError, Found, PAGE, Segment, SegmentHeader};
-pub use config::{Config, DiskConfig};
+pub use config::{Config, DiskConfig, IoEngine};
 pub use counters::{Counters, Counts, Reason};
 pub use disk::manifests::{Place, Recalled};
 pub use disk::quarantine::Quarantined;
+pub use disk::stream::ShardStream;
 pub use disk::{DiskTier, Registered, conversations::Refs, manifests::Manifests};
 pub use disk::{fsck, scrub};
 pub use error::{ErrorKind, StoreError};

@@ -11,13 +11,14 @@ use super::super::{
     snapshot::Snapshot,
 };
 use super::{Edge, Part, Placed, Placing, Spot, Walk};
-use crate::types::{Millis, ObjectKind, TokenId, TokenRange, Tokens};
+use crate::types::{Millis, NamespaceId, ObjectKind, TokenId, TokenRange, Tokens};
 
 // === impl Index ===
 
 impl<T: Tokens> Index<T> {
     pub(super) fn check_and_place(
         &mut self,
+        namespace: NamespaceId,
         above: NodeIx,
         new: &Placed<'_>,
     ) -> Result<Placing, IndexError> {
@@ -43,8 +44,8 @@ impl<T: Tokens> Index<T> {
         }
         self.check_shared(new.kv, &walk)?;
         let node = self.attach(&walk, new.edges)?;
-        self.extend_all(new, node);
-        let state = self.objects.insert(&new.state, new.created);
+        self.extend_all(namespace, new, node);
+        let state = self.objects.insert(namespace, &new.state, new.created);
         let snapshot = self.snapshots.insert(Snapshot {
             id: new.id,
             node,
@@ -192,13 +193,13 @@ impl<T: Tokens> Index<T> {
     }
 
     /// Makes the snapshot's KV known on its path.
-    fn extend_all(&mut self, new: &Placed<'_>, node: NodeIx) {
+    fn extend_all(&mut self, namespace: NamespaceId, new: &Placed<'_>, node: NodeIx) {
         let mut found: SmallVec<[ObjIx; 8]> = SmallVec::new();
         let mut lowest = u32::MAX;
         for part in new.kv {
             let object = match self.objects.find(part.object.id) {
                 Some(object) => object,
-                None => self.objects.insert(&part.object, new.created),
+                None => self.objects.insert(namespace, &part.object, new.created),
             };
             let reach = self.objects[object].reach;
             if reach < part.range.end {

@@ -425,7 +425,7 @@ impl Machine {
 
     fn check(&self) {
         let index = &self.bed.index;
-        index.check().unwrap();
+        check_spare(index);
         assert_eq!(index.stats().snapshots, self.model.snapshots.len() as u64);
         assert_eq!(index.stats().objects, self.model.objects.len() as u64);
         for snapshot in &self.model.snapshots {

@@ -15,6 +15,25 @@ use crate::types::{
 };
 use uuid::Uuid;
 
+/// Everything that must hold does; and what is spare of a namespace is nothing that anybody was
+/// promised, in the order of last use.
+fn check_spare(index: &Index<VecLog>) {
+    index.check().unwrap();
+    let namespace = key(1).namespace;
+    let all = index.spare(&namespace, false, usize::MAX);
+    let durable = index.spare(&namespace, true, usize::MAX);
+    let info = |id: &SnapshotId| index.snapshot(id).unwrap();
+    for id in &all {
+        let it = info(id);
+        assert_eq!((it.names, it.pinned_until, it.leases), (0, None, 0));
+        assert!(it.durable || it.retain != Retain::Promised);
+        assert_eq!(durable.contains(id), it.durable);
+    }
+    assert!(all.is_sorted_by_key(|id| info(id).last_use));
+    assert_eq!(index.spare(&namespace, false, 1), all[..all.len().min(1)]);
+    assert_eq!(index.spare(&NamespaceId([9; 32]), false, 9), []);
+}
+
 fn tiers(tiers: &[TierKind]) -> TierSet {
     TierSet::of(tiers)
 }

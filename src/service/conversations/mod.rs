@@ -78,6 +78,15 @@ pub enum NoRoom {
     Now,
     /// It is larger than RAM.
     Ever,
+    /// Its namespace holds its quota.
+    Quota {
+        /// Bytes that it holds.
+        used: u64,
+        /// Bytes that it may hold.
+        quota: u64,
+        /// Bytes of the state and its KV.
+        need: u64,
+    },
 }
 
 /// One conversation.

@@ -10,8 +10,9 @@ use crate::proto::channel::layout::{DeclineReason, Status};
 use crate::proto::channel::msg::{Decline, Offer, Want};
 use crate::service::conversations::NoRoom;
 use crate::service::hold::Point;
+use crate::service::limits::Over;
 use crate::service::save_state::SaveState;
-use crate::types::TokenRange;
+use crate::types::{TokenId, TokenRange};
 
 /// Saves that one worker may have open.
 const MAX_SAVES: usize = 1024;
@@ -94,6 +95,7 @@ impl Session {
         }
         let planned = self.service.shards.planned(&self.save_name(save));
         let planned = planned.filter(|_| self.is_shard());
+        let first = planned.is_none();
         let (base, after) = match planned {
             Some(plan) => (plan.base, plan.after),
             None => {
@@ -136,11 +138,31 @@ impl Session {
             offered: now,
             active: now,
         };
+        if first {
+            self.check_quota(&planned, tokens)?;
+        }
         if self.is_shard() && !self.join(save, &planned, tokens) {
             return Err(DeclineReason::OtherRank);
         }
         self.serial += 1;
         Ok(planned)
+    }
+
+    /// The namespace may hold all that has to move, of all ranks.
+    fn check_quota(&self, save: &Save, tokens: &[TokenId]) -> Result<(), DeclineReason> {
+        let shard: u64 = save.parts.iter().map(|part| part.bytes).sum();
+        let need = shard.saturating_mul(u64::from(save.model.shards));
+        let Err(over) = self.service.quota_room(&save.key, tokens, need) else {
+            return Ok(());
+        };
+        let Over { used, quota, need } = over;
+        self.service.metrics.limits.declined.inc();
+        if let Some(request) = self.requests.get(save.req) {
+            let why = NoRoom::Quota { used, quota, need };
+            let mut core = self.service.core.lock();
+            core.conversations.had_no_room(&request.conversation, why);
+        }
+        Err(DeclineReason::NoRoom)
     }
 
     /// KV that is stored or comes with another save of the request, and that save.

@@ -33,7 +33,10 @@ pub struct World {
 pub struct Settings {
     pub ram: ByteSize,
     pub disk: Option<ByteSize>,
+    /// Everything that is done to the data directory is noted.
+    pub tape: bool,
     pub config: Config,
+    pub clock: Arc<dyn Clock>,
 }
 
 impl Default for Settings {
@@ -46,7 +49,9 @@ impl Default for Settings {
         Self {
             ram: ByteSize::mib(64),
             disk: Some(ByteSize::gib(1)),
+            tape: false,
             config,
+            clock: Arc::new(SystemClock::new()),
         }
     }
 }
@@ -154,14 +159,22 @@ fn walk(folder: &Path, part: &str, found: &mut Vec<std::path::PathBuf>) {
 }
 
 fn start(folder: &Path, settings: &Settings) -> (Arc<Service>, Registry, Faults) {
-    let Settings { ram, disk, config } = settings.clone();
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    let Settings {
+        ram,
+        disk,
+        tape,
+        config,
+        clock,
+    } = settings.clone();
     let disk = disk.map(|bytes| DiskConfig {
         bytes,
         min_free: ByteSize::b(0),
         ..DiskConfig::at(folder.join("data"))
     });
     let faults = Faults::default();
+    if tape {
+        faults.start_tape();
+    }
     let store = store::Config {
         ram,
         ram_headroom: None,

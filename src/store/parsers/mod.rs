@@ -48,6 +48,7 @@ pub(crate) fn parsers() -> Vec<Parser> {
             states,
             || bad_json(states()),
         ),
+        sealed("bundle", bundle, bundles, bad_bundles),
         Parser {
             name: "lock-note",
             parse: lock_note,

@@ -3,6 +3,7 @@
 use super::{id, told};
 use crate::{
     store::{
+        bundle::Bundle,
         disk::{data_dir::Owner, model::ModelFile},
         manifest, refs, sample,
         scrub::ScrubMark,
@@ -264,4 +265,80 @@ pub(super) fn states() -> Vec<Case> {
 pub(super) fn lock_note(bytes: &[u8]) -> Result<Vec<u8>, String> {
     let owner: Owner = serde_json::from_slice(bytes).map_err(said)?;
     Ok(serde_json::to_vec(&owner).unwrap())
+}
+
+/// What an export says of its tensors.
+pub(super) fn bundle(bytes: &[u8]) -> Result<Vec<u8>, String> {
+    let written = record_of::<Bundle>(bytes)?;
+    Bundle::decode(bytes).map_err(said)?;
+    Ok(written)
+}
+
+pub(super) fn bundles() -> Vec<Case> {
+    let mut bundle = Bundle::of(
+        (id(1), sample::MODEL),
+        (sample::geometry(), 2),
+        (Namespace::default(), 1500),
+        [Millis(5), Millis(6)],
+    );
+    bundle.names.conversation = Some("c".into());
+    (bundle.file_bytes, bundle.checksums) = (1, vec!["00000007".into()]);
+    vec![case("pair", encoded(&bundle))]
+}
+
+pub(super) fn bad_bundles() -> Vec<Refused> {
+    let valid = bundles();
+    let with = |from: &str, to: &str| changed(&valid, from, to);
+    let mut bad = bad_json(bundles());
+    let bytes = "\"file_bytes\":1";
+    bad.extend([
+        refused("encoding", with("\"raw\"", "\"zstd\""), "encoding"),
+        refused("format", with("engram.snapshot", "other"), "format"),
+        refused(
+            "no-tokens",
+            with("\"boundary\":1500", "\"boundary\":0"),
+            "no tokens",
+        ),
+        refused(
+            "many-shards",
+            with("\"shards\":2", "\"shards\":4294967295"),
+            "shards",
+        ),
+        refused(
+            "chunks",
+            with("\"chunk_bytes\":1048576", "\"chunk_bytes\":0"),
+            "chunks of 0",
+        ),
+        refused(
+            "file-huge",
+            with(bytes, "\"file_bytes\":18446744073709551615"),
+            "bytes of tensors",
+        ),
+        refused(
+            "file-longer",
+            with(bytes, "\"file_bytes\":9999999"),
+            "checksums",
+        ),
+        refused(
+            "checksum-short",
+            with("00000007", "0007"),
+            "8 hexadecimal digits",
+        ),
+        refused(
+            "name-empty",
+            with("\"conversation\":\"c\"", "\"conversation\":\"\""),
+            "name",
+        ),
+        refused(
+            "turn-0",
+            with("\"turn\":null", "\"turn\":0"),
+            "count from 1",
+        ),
+        refused(
+            "ends-before",
+            with("\"total_tokens\":null", "\"total_tokens\":1499"),
+            "ends before",
+        ),
+    ]);
+    bad
 }
