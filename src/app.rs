@@ -15,6 +15,9 @@
 //! A socket that cannot be bound or a store that cannot be opened ends the start, and what was
 //! started until then is taken apart again.
 
+#[cfg(test)]
+mod parsers;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,6 +6,8 @@
 
 mod grpc;
 mod memory;
+#[cfg(test)]
+pub(crate) mod parsers;
 mod store;
 
 use std::path::{Path, PathBuf};

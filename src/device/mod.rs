@@ -7,6 +7,8 @@ pub mod cuda;
 pub mod fds;
 pub mod host;
 pub mod mapfile;
+#[cfg(test)]
+pub(crate) mod meter;
 pub mod shm;
 pub mod uring;
 

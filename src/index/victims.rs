@@ -1,5 +1,7 @@
 //! What leaves a tier first.
 
+use std::cmp::Reverse;
+
 use hashbrown::HashMap;
 
 use super::{
@@ -103,7 +105,10 @@ impl<T: Tokens> Index<T> {
             if *forgotten < self.nodes[ix].facts.live {
                 continue;
             }
-            for object in self.starting_at(ix) {
+            // Of those that start on one edge the deepest first, too.
+            let mut starting: Vec<ObjIx> = self.starting_at(ix).collect();
+            starting.sort_by_key(|object| Reverse(self.objects[*object].range.end));
+            for object in starting {
                 let object = &self.objects[object];
                 // Spare copies were chosen before all last ones.
                 let spare = !object.tiers.below(selection.tier).is_empty();

@@ -26,6 +26,8 @@ mod error;
 mod fingerprint;
 mod geometry;
 mod map;
+#[cfg(test)]
+pub(crate) mod parsers;
 
 pub use address::{PrefixHasher, cut};
 pub use dtype::DType;

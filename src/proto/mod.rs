@@ -3,6 +3,8 @@
 
 pub mod channel;
 pub mod handshake;
+#[cfg(test)]
+pub(crate) mod parsers;
 
 /// Messages and services of `engram.proto`.
 #[expect(

@@ -40,15 +40,23 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
         let bytes = Bytes::from_request(request, state)
             .await
             .map_err(|error| ApiError::invalid(error.body_text()))?;
-        match serde_json::from_slice(&bytes) {
+        Fields::parse(&bytes)
+    }
+}
+
+impl Fields {
+    /// The fields in the bytes of a body.
+    ///
+    /// # Errors
+    /// 400 when they are not a JSON object.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
+        match serde_json::from_slice(bytes) {
             Ok(Value::Object(fields)) => Ok(Fields(fields)),
             Ok(_) => Err(ApiError::invalid("The body must be a JSON object")),
             Err(error) => Err(ApiError::invalid(format!("The body is not JSON: {error}"))),
         }
     }
-}
 
-impl Fields {
     /// A field, if it is there and not null.
     ///
     /// # Errors

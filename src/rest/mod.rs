@@ -18,6 +18,8 @@ mod host;
 mod metrics;
 mod names;
 pub mod native;
+#[cfg(test)]
+pub(crate) mod parsers;
 pub mod portable;
 mod probes;
 mod server;

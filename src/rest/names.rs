@@ -29,35 +29,3 @@ pub fn checked(field: &str, value: Option<String>) -> Result<Option<String>, Api
     };
     Err(ApiError::invalid(format!("`{field}` {problem}")))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_clients_pass_and_paths_do_not() {
-        for good in [
-            "a",
-            "chat:42/7",
-            "a..b",
-            "...",
-            "Grüße 🦀",
-            " ",
-            &"x".repeat(255),
-            "a/.b",
-        ] {
-            assert_eq!(
-                checked("f", Some(good.into())).unwrap().as_deref(),
-                Some(good)
-            );
-        }
-        let long = "é".repeat(128);
-        for bad in [
-            "", "../x", "/abs", "..", ".", "a/../b", "a/..", "./a", "a\0b", "a\nb", "\u{7f}",
-            "\u{85}", &long,
-        ] {
-            assert!(checked("f", Some(bad.into())).is_err(), "{bad:?}");
-        }
-        assert_eq!(checked("f", None).unwrap(), None);
-    }
-}

@@ -39,12 +39,7 @@ struct Metadata {
 
 /// `POST /save_snapshot`
 pub async fn save(State(shared): State<Shared>, mut body: Fields) -> Result<Json<Value>, ApiError> {
-    // A name that a client makes up for its snapshot is a label: it selects nothing.
-    let id: Option<String> = body.take("snapshot_id")?;
-    let snapshot = id.as_ref().and_then(|text| text.parse::<SnapshotId>().ok());
-    let label = id.filter(|_| snapshot.is_none());
-    let durable = body.take("durable")?.unwrap_or(true);
-    let select = selector(&mut body, snapshot, Need::Conversation)?;
+    let (select, durable, label) = save_of(&mut body)?;
     let request = SaveRequest {
         durable,
         timeout: shared.patience(),
@@ -64,48 +59,7 @@ pub async fn restore(
     State(shared): State<Shared>,
     mut body: Fields,
 ) -> Result<Json<Value>, ApiError> {
-    let create_new_request: Option<bool> = body.take("create_new_request")?;
-    let continuation_ids: Option<Vec<TokenId>> = body.take("continuation_ids")?;
-    let max_new_tokens: Option<u32> = body.take("max_new_tokens")?;
-    let request_id: Option<String> = body.take("request_id")?;
-    let pin_seconds: Option<f64> = body.take("pin_seconds")?;
-    let snapshot = snapshot_id(&mut body)?;
-    let select = selector(&mut body, snapshot, Need::Conversation)?;
-    match (
-        create_new_request.unwrap_or(false),
-        continuation_ids.is_some(),
-        max_new_tokens.is_some(),
-    ) {
-        (false, false, false) => {}
-        (false, ..) => {
-            return Err(ApiError::invalid(
-                "`continuation_ids` and `max_new_tokens` need `create_new_request`",
-            ));
-        }
-        (true, true, true) => {
-            return Err(ApiError::new(
-                ErrorType::NotImplemented,
-                "This daemon does not generate: restore without `create_new_request`, then send \
-                 the whole prompt to the inference server, which will prefill only what is new",
-            ));
-        }
-        (true, ..) => {
-            return Err(ApiError::invalid(
-                "`create_new_request` needs `continuation_ids` and `max_new_tokens`",
-            ));
-        }
-    }
-    let pin_for = match pin_seconds {
-        None => None,
-        Some(seconds) if (0.0..=PIN_MAX_SECONDS).contains(&seconds) => {
-            Some(Duration::from_secs_f64(seconds))
-        }
-        Some(_) => {
-            return Err(ApiError::invalid(
-                "`pin_seconds` is not between 0 and 86400",
-            ));
-        }
-    };
+    let (select, pin_for, request_id) = restore_of(&mut body)?;
     let rid = select.rid.clone();
     let reply = shared
         .service()?
@@ -140,16 +94,7 @@ pub async fn restore(
 
 /// `POST /list_snapshots`
 pub async fn list(State(shared): State<Shared>, mut body: Fields) -> Result<Json<Value>, ApiError> {
-    let conversation_id = checked("conversation_id", body.take("conversation_id")?)?;
-    if conversation_id.is_none() {
-        return Err(ApiError::invalid("`conversation_id` is needed"));
-    }
-    let request = ListRequest {
-        tenant: checked("tenant", body.take("tenant")?)?,
-        conversation_id,
-        limit: body.take("limit")?.unwrap_or(0),
-        offset: body.take("offset")?.unwrap_or(0),
-    };
+    let request = list_of(&mut body)?;
     // A conversation that nobody knows has no snapshots: clients ask before there is one.
     let ListReply { snapshots, total } = match shared.service()?.list(request) {
         Err(ServiceError::NotFound { .. }) => ListReply::default(),
@@ -163,9 +108,7 @@ pub async fn list(State(shared): State<Shared>, mut body: Fields) -> Result<Json
 
 /// `POST /get_snapshot_info`
 pub async fn info(State(shared): State<Shared>, mut body: Fields) -> Result<Json<Value>, ApiError> {
-    let with_tokens = body.take("with_tokens")?.unwrap_or(true);
-    let snapshot = snapshot_id(&mut body)?;
-    let select = selector(&mut body, snapshot, Need::One)?;
+    let (select, with_tokens) = info_of(&mut body)?;
     let row = shared.service()?.info(InfoRequest {
         select,
         with_tokens,
@@ -180,10 +123,7 @@ pub async fn delete(
     State(shared): State<Shared>,
     mut body: Fields,
 ) -> Result<Json<Value>, ApiError> {
-    let whole = body.take("whole")?.unwrap_or(false);
-    let snapshot = snapshot_id(&mut body)?;
-    let need = if whole { Need::Conversation } else { Need::One };
-    let select = selector(&mut body, snapshot, need)?;
+    let (select, whole) = delete_of(&mut body)?;
     let reply = shared
         .service()?
         .delete(DeleteRequest { select, whole })
@@ -223,6 +163,98 @@ pub(super) fn success(row: &impl Serialize, more: Value) -> Result<Json<Value>, 
         all.insert("success".into(), Value::Bool(true));
     }
     Ok(Json(all))
+}
+
+// === What the bodies say ===
+
+/// Which snapshot to save, whether at once to disk, and what the client calls it.
+pub(super) fn save_of(body: &mut Fields) -> Result<(Selector, bool, Option<String>), ApiError> {
+    // A name that a client makes up for its snapshot is a label: it selects nothing.
+    let id: Option<String> = body.take("snapshot_id")?;
+    let snapshot = id.as_ref().and_then(|text| text.parse::<SnapshotId>().ok());
+    let label = id.filter(|_| snapshot.is_none());
+    let durable = body.take("durable")?.unwrap_or(true);
+    let select = selector(body, snapshot, Need::Conversation)?;
+    Ok((select, durable, label))
+}
+
+/// What [`restore_of`] finds.
+pub(super) type RestoreBody = (Selector, Option<Duration>, Option<String>);
+
+/// Which snapshot to bring into RAM, how long it stays there, and the client's name of the request.
+pub(super) fn restore_of(body: &mut Fields) -> Result<RestoreBody, ApiError> {
+    let create_new_request: Option<bool> = body.take("create_new_request")?;
+    let continuation_ids: Option<Vec<TokenId>> = body.take("continuation_ids")?;
+    let max_new_tokens: Option<u32> = body.take("max_new_tokens")?;
+    let request_id: Option<String> = body.take("request_id")?;
+    let pin_seconds: Option<f64> = body.take("pin_seconds")?;
+    let snapshot = snapshot_id(body)?;
+    let select = selector(body, snapshot, Need::Conversation)?;
+    match (
+        create_new_request.unwrap_or(false),
+        continuation_ids.is_some(),
+        max_new_tokens.is_some(),
+    ) {
+        (false, false, false) => {}
+        (false, ..) => {
+            return Err(ApiError::invalid(
+                "`continuation_ids` and `max_new_tokens` need `create_new_request`",
+            ));
+        }
+        (true, true, true) => {
+            return Err(ApiError::new(
+                ErrorType::NotImplemented,
+                "This daemon does not generate: restore without `create_new_request`, then send \
+                 the whole prompt to the inference server, which will prefill only what is new",
+            ));
+        }
+        (true, ..) => {
+            return Err(ApiError::invalid(
+                "`create_new_request` needs `continuation_ids` and `max_new_tokens`",
+            ));
+        }
+    }
+    let pin_for = match pin_seconds {
+        None => None,
+        Some(seconds) if (0.0..=PIN_MAX_SECONDS).contains(&seconds) => {
+            Some(Duration::from_secs_f64(seconds))
+        }
+        Some(_) => {
+            return Err(ApiError::invalid(
+                "`pin_seconds` is not between 0 and 86400",
+            ));
+        }
+    };
+    Ok((select, pin_for, request_id))
+}
+
+/// Which part of which list.
+pub(super) fn list_of(body: &mut Fields) -> Result<ListRequest, ApiError> {
+    let conversation_id = checked("conversation_id", body.take("conversation_id")?)?;
+    if conversation_id.is_none() {
+        return Err(ApiError::invalid("`conversation_id` is needed"));
+    }
+    Ok(ListRequest {
+        tenant: checked("tenant", body.take("tenant")?)?,
+        conversation_id,
+        limit: body.take("limit")?.unwrap_or(0),
+        offset: body.take("offset")?.unwrap_or(0),
+    })
+}
+
+/// Which snapshot to tell of, and whether with its tokens.
+pub(super) fn info_of(body: &mut Fields) -> Result<(Selector, bool), ApiError> {
+    let with_tokens = body.take("with_tokens")?.unwrap_or(true);
+    let snapshot = snapshot_id(body)?;
+    Ok((selector(body, snapshot, Need::One)?, with_tokens))
+}
+
+/// What to delete, and whether all of the conversation.
+pub(super) fn delete_of(body: &mut Fields) -> Result<(Selector, bool), ApiError> {
+    let whole = body.take("whole")?.unwrap_or(false);
+    let snapshot = snapshot_id(body)?;
+    let need = if whole { Need::Conversation } else { Need::One };
+    Ok((selector(body, snapshot, need)?, whole))
 }
 
 /// What a request has to name.

@@ -194,6 +194,24 @@ impl Service {
         clock: Arc<dyn Clock>,
         registry: &mut Registry,
     ) -> Result<Arc<Self>, StartError> {
+        let threads = config.read_threads;
+        let service = Self::assemble(config, store, devices, clock, registry)?;
+        service.promoter.start(&service, threads)?;
+        mover::start(&service)?;
+        scrub::start(&service)?;
+        let loading = Arc::clone(&service);
+        tokio::task::spawn_blocking(move || loading.load());
+        Ok(service)
+    }
+
+    /// All of it but its threads, with nothing read yet.
+    fn assemble(
+        config: Config,
+        store: Store,
+        devices: Vec<Arc<dyn Device>>,
+        clock: Arc<dyn Clock>,
+        registry: &mut Registry,
+    ) -> Result<Arc<Self>, StartError> {
         let gate = Gate::new(&config.allow_uids, config.token_file.as_deref())?;
         let disk = store.disk.is_some().then_some(TierKind::Disk);
         let tiers: TierSet = [TierKind::Ram].into_iter().chain(disk).collect();
@@ -202,7 +220,6 @@ impl Service {
         let index = Index::new(log, tiers);
         // Above every number of an earlier start, as long as the clock does not go back.
         let generation = clock.now().0.saturating_mul(1 << 20);
-        let threads = config.read_threads;
         let service = Arc::new(Self {
             gate,
             boot: BootId::random(),
@@ -234,11 +251,6 @@ impl Service {
             devices,
         });
         service.latches.hold(LOADING);
-        service.promoter.start(&service, threads)?;
-        mover::start(&service)?;
-        scrub::start(&service)?;
-        let loading = Arc::clone(&service);
-        tokio::task::spawn_blocking(move || loading.load());
         Ok(service)
     }
 

@@ -96,7 +96,7 @@ fn run(bell: &Bell, service: &Weak<Service>) {
 
 impl Service {
     /// Does one round of everything that is to be done. Returns how long nothing is due.
-    fn move_things(&self) -> Duration {
+    pub(super) fn move_things(&self) -> Duration {
         self.retain();
         self.remove_things();
         self.remove_again();

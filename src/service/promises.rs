@@ -98,6 +98,12 @@ impl Promises {
         Answer::Yes(self.keep(needs))
     }
 
+    /// Restores that have room.
+    #[cfg(test)]
+    pub(super) fn restores(&self) -> usize {
+        self.restores
+    }
+
     /// Gives a restore's promise back. Says whether somebody waits for room.
     pub fn give_back(&mut self, promise: Promise) -> bool {
         self.restores -= 1;

@@ -61,6 +61,19 @@ struct Queue {
     stop: bool,
 }
 
+// === impl Queue ===
+
+impl Queue {
+    /// What is to be read next.
+    fn take(&mut self) -> Option<ObjectId> {
+        self.jobs.pop_front().or_else(|| {
+            let object = self.idle.pop_front()?;
+            self.waiting.entry(object).or_default();
+            Some(object)
+        })
+    }
+}
+
 // === impl Promoter ===
 
 impl std::fmt::Debug for Promoter {
@@ -127,15 +140,21 @@ impl Promoter {
             if queue.stop {
                 return None;
             }
-            if let Some(object) = queue.jobs.pop_front() {
-                return Some(object);
-            }
-            if let Some(object) = queue.idle.pop_front() {
-                queue.waiting.entry(object).or_default();
+            if let Some(object) = queue.take() {
                 return Some(object);
             }
             self.ready.wait(&mut queue);
         }
+    }
+
+    /// Does what one of the threads would do next; whether there was something.
+    #[cfg(test)]
+    pub(super) fn step(&self, service: &Service) -> bool {
+        let next = self.queue.lock().take();
+        if let Some(object) = &next {
+            self.done(object, &service.promote_now(object));
+        }
+        next.is_some()
     }
 
     fn done(&self, object: &ObjectId, result: &Result<Object, PromoteError>) {
@@ -201,7 +220,7 @@ impl Service {
     }
 
     /// Brings an object into RAM. Blocks.
-    fn promote_now(&self, id: &ObjectId) -> Result<Object, PromoteError> {
+    pub(super) fn promote_now(&self, id: &ObjectId) -> Result<Object, PromoteError> {
         let Some(disk) = &self.store.disk else {
             return self.store.ram.peek(id).ok_or(PromoteError::Lost);
         };

@@ -32,7 +32,7 @@ const CALM: Duration = Duration::from_secs(600);
 const MARK_EVERY: Duration = Duration::from_secs(60);
 
 /// What the thread knows.
-struct Scrubber {
+pub(super) struct Scrubber {
     scrub: Scrub,
     mark: ScrubMark,
     /// When the next chunk may be read.
@@ -82,7 +82,7 @@ fn run(service: &Weak<Service>) {
 // === impl Service ===
 
 impl Service {
-    fn scrubber(&self) -> std::io::Result<Scrubber> {
+    pub(super) fn scrubber(&self) -> std::io::Result<Scrubber> {
         let now = self.clock.now();
         let known = self.store.disk.as_ref().and_then(|disk| disk.scrub_mark());
         let mark = known.unwrap_or(ScrubMark {
@@ -116,7 +116,7 @@ impl Service {
     }
 
     /// Reads a chunk if it is time to. Returns how long there is nothing to do.
-    fn scrub_some(&self, it: &mut Scrubber) -> Duration {
+    pub(super) fn scrub_some(&self, it: &mut Scrubber) -> Duration {
         let Some(disk) = &self.store.disk else {
             return NAP;
         };

@@ -76,4 +76,6 @@ pub use tier::{Stored, Tier, Usage};
 pub use token_log::TokenLog;
 
 #[cfg(test)]
+pub(crate) mod parsers;
+#[cfg(test)]
 mod tests;

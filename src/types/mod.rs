@@ -10,6 +10,8 @@ mod time;
 mod token;
 
 pub use hash::{Fingerprint, NamespaceId, ObjectId};
+#[cfg(test)]
+pub(crate) use id::scripted;
 pub use id::{BootId, Generation, InstanceId, LeaseId, SessionId, SnapshotId};
 pub use kind::{ObjectKind, TierKind};
 pub use namespace::Namespace;

@@ -2,5 +2,7 @@
 
 pub mod clock;
 pub mod id_map;
+#[cfg(test)]
+pub mod parser;
 pub mod secret;
 pub mod socket;

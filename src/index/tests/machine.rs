@@ -12,23 +12,23 @@ use super::{
 };
 
 /// Index and model, and leases of the former with what the latter thinks of them.
-struct Machine {
-    bed: Bed,
-    hashing: Hashing,
-    model: Model,
-    leases: Vec<(LeaseToken, Vec<(ObjectId, u64)>)>,
+pub(super) struct Machine {
+    pub(super) bed: Bed,
+    pub(super) hashing: Hashing,
+    pub(super) model: Model,
+    pub(super) leases: Vec<(LeaseToken, Vec<(ObjectId, u64)>)>,
     /// The tokens of all objects ever made.
-    full: BTreeMap<ObjectId, Vec<TokenId>>,
+    pub(super) full: BTreeMap<ObjectId, Vec<TokenId>>,
     /// Times at which snapshots were made or touched.
-    times: BTreeSet<u64>,
+    pub(super) times: BTreeSet<u64>,
     /// Objects that were lost once.
-    lost: BTreeSet<ObjectId>,
+    pub(super) lost: BTreeSet<ObjectId>,
 }
 
 // === impl Machine ===
 
 impl Machine {
-    fn new(tiers: TierSet, hashing: Hashing) -> Self {
+    pub(super) fn new(tiers: TierSet, hashing: Hashing) -> Self {
         Self {
             bed: Bed::with_hashing(tiers, hashing),
             hashing,
@@ -55,7 +55,7 @@ impl Machine {
             .copied()
     }
 
-    fn step(&mut self, op: Op) {
+    pub(super) fn step(&mut self, op: Op) {
         match op {
             Op::Insert {
                 key: k,
@@ -323,6 +323,7 @@ impl Machine {
         let freed: u64 = some.iter().map(|victim| victim.bytes).sum();
         assert!(freed >= bytes || some.len() == all.len());
         for victim in some {
+            self.whole();
             let id = victim.object;
             match (victim.action, victim.snapshot) {
                 (Action::Drop, _) => {

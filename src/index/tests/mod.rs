@@ -2,6 +2,7 @@
 
 mod evict;
 mod insert;
+mod invariants;
 mod load;
 mod machine;
 mod model;

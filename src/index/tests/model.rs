@@ -78,7 +78,7 @@ impl Model {
             && shared(known, &snapshot.tokens) > object.entry.range.start as usize
     }
 
-    fn needing(&self, object: &Object) -> Vec<&Snapshot> {
+    pub(super) fn needing(&self, object: &Object) -> Vec<&Snapshot> {
         self.snapshots
             .iter()
             .filter(|snapshot| Self::needs(snapshot, object))

@@ -19,5 +19,6 @@ mod restore;
 mod save;
 mod scrub;
 mod sick_disk;
+mod simulation;
 mod small_disk;
 mod world;

@@ -375,4 +375,4 @@ fn whole_pages(bytes: u64) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

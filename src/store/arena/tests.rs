@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::types::{Fingerprint, Generation, NamespaceId, ObjectId, ObjectKind, TokenRange};
+use crate::util::parser::{Parser, case, refused};
 
 fn header(n: u8) -> SegmentHeader {
     SegmentHeader {
@@ -175,4 +176,103 @@ proptest! {
         prop_assert_eq!(arena.used(), 0);
         prop_assert_eq!(arena.largest_free(), 62 * PAGE);
     }
+}
+
+/// The parsers of headers, see `util::parser`.
+pub(in crate::store) fn parsers() -> Vec<Parser> {
+    const ARENA: [u8; 16] = [9; 16];
+    const LEN: u64 = 5 * PAGE;
+    fn block(bytes: &[u8]) -> Result<Vec<u8>, String> {
+        let bytes = bytes.try_into().map_err(|_| "no header")?;
+        let block = header::BlockHeader::decode(bytes, ARENA, 2 * PAGE, LEN).ok_or("no header")?;
+        assert!(block.offset + block.block_len <= LEN && block.payload_len < block.block_len);
+        Ok(block.encode(ARENA).to_vec())
+    }
+    fn arena(bytes: &[u8]) -> Result<Vec<u8>, String> {
+        let bytes = bytes.try_into().map_err(|_| "no arena")?;
+        let id = header::decode_arena(bytes, LEN).ok_or("no arena")?;
+        Ok(header::encode_arena(id, LEN).to_vec())
+    }
+    fn seal(bytes: &mut Vec<u8>) {
+        bytes.resize(header::HEADER_BYTES, 0);
+        let at = bytes.len() - 4;
+        let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &bytes[..at]) as u32;
+        bytes[at..].copy_from_slice(&crc.to_le_bytes());
+    }
+    fn of(change: impl FnOnce(&mut header::BlockHeader)) -> Vec<u8> {
+        let mut block = header::BlockHeader {
+            offset: 2 * PAGE,
+            block_len: 3 * PAGE,
+            payload_len: PAGE + 5,
+            sealed: Some(header(1)),
+        };
+        change(&mut block);
+        block.encode(ARENA).to_vec()
+    }
+    fn set(at: usize, word: u32) -> Vec<u8> {
+        let mut bytes = of(|_| ());
+        bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
+        seal(&mut bytes);
+        bytes
+    }
+    let both = |name, parse, valid, hostile| Parser {
+        name,
+        parse,
+        exact: false,
+        seal: Some(seal),
+        factor: 16,
+        valid,
+        hostile,
+    };
+    vec![
+        both(
+            "arena-block",
+            block,
+            || {
+                vec![
+                    case("sealed", of(|_| ())),
+                    case("open", of(|b| b.sealed = None)),
+                ]
+            },
+            || {
+                let mut flipped = of(|_| ());
+                flipped[100] ^= 1;
+                let bad = |name, bytes| refused(name, bytes, "no header");
+                vec![
+                    bad("empty", vec![]),
+                    bad("zeros", vec![0; 256]),
+                    bad("cut", of(|_| ())[..255].to_vec()),
+                    bad("flipped", flipped),
+                    bad("another-version", set(8, 2)),
+                    bad("another-state", set(12, 3)),
+                    bad("another-arena", set(16, 0)),
+                    bad("another-place", of(|b| b.offset = PAGE)),
+                    bad("no-room-for-itself", of(|b| b.block_len = 0)),
+                    bad("beyond-the-arena", of(|b| b.block_len = 4 * PAGE)),
+                    bad("half-a-page", of(|b| b.block_len += 1)),
+                    bad(
+                        "length-that-wraps",
+                        of(|b| b.block_len = u64::MAX - PAGE + 1),
+                    ),
+                    bad("payload-beyond", of(|b| b.payload_len = 2 * PAGE + 1)),
+                    bad("payload-endless", of(|b| b.payload_len = u64::MAX)),
+                    bad("another-kind", set(160, 2)),
+                    bad("range-backwards", set(192, 10)),
+                ]
+            },
+        ),
+        both(
+            "arena-head",
+            arena,
+            || vec![case("head", header::encode_arena(ARENA, LEN))],
+            || {
+                let bad = |name, bytes: &[u8]| refused(name, bytes, "no arena");
+                vec![
+                    bad("empty", &[]),
+                    bad("block", &of(|_| ())),
+                    bad("another-length", &header::encode_arena(ARENA, LEN + PAGE)),
+                ]
+            },
+        ),
+    ]
 }

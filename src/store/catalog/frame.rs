@@ -13,7 +13,7 @@ use crc_fast::{CrcAlgorithm, checksum};
 pub(super) const MAGIC: [u8; 8] = *b"engram\0c";
 /// The version written and read here. Any other is rebuilt.
 pub(super) const VERSION: u32 = 1;
-pub(super) const HEADER: usize = 24;
+pub(crate) const HEADER: usize = 24;
 /// Bytes around a body.
 pub(super) const FRAME: usize = 12;
 /// A manifest of four million tokens stays below it.

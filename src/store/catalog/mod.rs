@@ -49,7 +49,7 @@
 //! ever fails for it.
 
 mod compact;
-mod frame;
+pub(crate) mod frame;
 pub(crate) mod image;
 pub(crate) mod record;
 mod state;

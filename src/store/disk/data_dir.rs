@@ -50,14 +50,14 @@ pub(crate) struct DataDir {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FormatFile {
+pub(crate) struct FormatFile {
     format_version: u32,
     created: Millis,
 }
 
 /// What the holder of the lock writes into it, for people.
 #[derive(Debug, Serialize, Deserialize)]
-struct Owner {
+pub(crate) struct Owner {
     pid: u32,
     host: String,
     since: Millis,

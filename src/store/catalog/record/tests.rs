@@ -1,5 +1,3 @@
-use proptest::prelude::*;
-
 use super::super::frame::{Framed, HEADER, frame, header, unframe};
 use super::*;
 
@@ -85,15 +83,5 @@ fn a_frame_belongs_to_its_place() {
             place = next;
         }
         assert!(place <= at);
-    }
-}
-
-proptest! {
-    #[test]
-    fn no_bytes_are_too_much(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-        if let Some(Record::Row(snapshot, body)) = decode(&bytes) {
-            let _ = decode_row(snapshot, body, 9, &mut Row::blank());
-        }
-        let _ = unframe(1, &bytes, 0);
     }
 }

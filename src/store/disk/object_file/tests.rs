@@ -156,46 +156,6 @@ fn a_whole_header_of_something_else_is_a_mismatch() {
     assert_eq!(other_plan.reason, Reason::Mismatch);
 }
 
-/// Header bytes with a right checksum and any content.
-fn sealed(json: &str) -> Vec<u8> {
-    let rest = json.strip_prefix("{\"__metadata__\":{").unwrap();
-    let json = format!("{START}00000000\",{rest}");
-    let total = (json.len() + 8).next_multiple_of(4096);
-    let mut bytes = ((total - 8) as u64).to_le_bytes().to_vec();
-    bytes.extend(json.as_bytes());
-    bytes.resize(total, b' ');
-    let crc = format!("{:08x}", crc32c(&bytes));
-    bytes[CRC_AT..CRC_AT + 8].copy_from_slice(crc.as_bytes());
-    bytes
-}
-
-#[test]
-fn unknown_versions_and_fields_are_named() {
-    let geometry = sample::geometry();
-    let meta = sample::meta(&geometry, ObjectKind::Kv, KV, 3);
-    let plan = Plan::of(&meta, &geometry);
-    let reason = |json: &str| {
-        decode_header(&sealed(json), &meta, &plan, 0)
-            .unwrap_err()
-            .reason
-    };
-    let version = r#"{"__metadata__":{"format_version":"2","new":"x"}}"#;
-    assert_eq!(reason(version), Reason::Version);
-    let field = r#"{"__metadata__":{"format_version":"1","new":"x"}}"#;
-    assert_eq!(reason(field), Reason::UnknownField);
-    let missing = r#"{"__metadata__":{"format_version":"1"}}"#;
-    assert_eq!(reason(missing), Reason::Malformed);
-    assert_eq!(reason(r#"{"__metadata__":{"#), Reason::Malformed);
-}
-
-#[test]
-fn hostile_lengths_are_refused() {
-    for json in [0, 1, 4087, 4089, MAX_HEADER, u64::MAX, u64::MAX - 7] {
-        assert!(header_len(json.to_le_bytes()).is_err(), "{json}");
-    }
-    assert_eq!(header_len(4088u64.to_le_bytes()).unwrap(), 4096);
-}
-
 #[test]
 fn checksums_of_parts_join() {
     let bytes = sample::payload(1, 0, 0, 10_000);
