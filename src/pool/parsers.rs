@@ -81,11 +81,7 @@ fn hostile() -> Vec<Refused> {
             |r| r.state = vec![r.state[0].clone(); 65],
             "state tensors",
         ),
-        (
-            "many-layers",
-            |r| r.kv = vec![r.kv[0].clone(); 1025],
-            "KV layers",
-        ),
+        ("many-layers", |r| r.kv = vec![r.kv[0]; 1025], "KV layers"),
         (
             "many-dimensions",
             |r| r.state[0].shape = vec![1; 9],
