@@ -21,13 +21,17 @@
 //! | keys depend on the process: nothing is found after a restart | `a_soak_of_deaths_keeps_every_answer`; `tiers.rs`: `what_is_called_durable_…` |
 //! | another tensor-parallel size | `identity.rs`: `a_server_of_another_tp_size_…` |
 //! | another model under the same name | `identity.rs`: `another_model_never_hits_…` |
-//! | somebody else's content comes back | `markers.rs`, both |
-//! | caps of the disk are ignored; defaults have none | `tiers.rs`: `the_disk_never_holds_…`; `config` (unit): `automatic_budgets_are_bounded` |
-//! | files are left or useless after a restart | `tiers.rs`: `the_index_is_rebuilt_…` |
-//! | a bad file kills the reader | `damaged_store.rs` |
+//! | sessions back from disk answer with others' content | `markers.rs`: `answers_after_a_restore_…` |
+//! | an unrelated conversation comes back while others are evicted | `markers.rs`: `restored_bytes_are_those_…`; `crash.rs`: `kills_while_the_disk_evicts_…` |
+//! | caps of the disk are ignored | `tiers.rs`: `the_disk_never_holds_…`, after a restart, too |
+//! | without a setting nothing is ever evicted | `config` (unit): `automatic_budgets_are_bounded` |
+//! | files are left or useless after a restart | `tiers.rs`: `the_index_is_rebuilt_…`; `crash.rs`, both; `service` (unit): `no_cut_of_the_power_…` |
+//! | a restart loses the index of the disk | `tiers.rs`: `the_index_is_rebuilt_…`; `service` (unit): `one_that_cannot_be_trusted_is_rebuilt` |
+//! | a truncated or flipped file, or a failing medium, kills the reader | `damaged_store.rs`; `store` (unit): `every_flip_and_every_cut_is_found`, `faults` |
 //! | millions of files in one folder | `many_snapshots_spread_over_folders` |
-//! | listed but empty | `tiers.rs`: `the_disk_never_holds_…` (every row is restored) |
-//! | the disk is filled for everybody else | `tiers.rs`: `a_full_disk_is_said_…` |
+//! | listed but empty | `tiers.rs`: `the_disk_never_holds_…` (every row is restored); `crash.rs`, both |
+//! | the disk is filled for everybody else | `tiers.rs`: `a_full_disk_is_said_…`; `full_disk.rs` |
+//! | a disk that fails is told by nobody | `full_disk.rs`; `service` (unit): `sick_disk` |
 //! | the same is written again and again | `written_bytes.rs` |
 //! | a restarted daemon is not noticed | `a_daemon_that_was_gone_for_a_moment_is_found_again` |
 //! | a daemon that hangs stops the server | `a_stopped_daemon_costs_a_prefill_and_nothing_else` |

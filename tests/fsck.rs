@@ -5,6 +5,7 @@ mod common;
 use std::fs;
 use std::path::Path;
 
+use common::daemon::Daemon;
 use common::disk::{files, objects};
 use common::process::run;
 use common::scene::{keep, start};
@@ -81,6 +82,84 @@ fn it_checks_and_repairs_what_a_daemon_left() {
     boundaries.sort_unstable();
     assert_eq!(boundaries, [600, 1500, 1500]);
     assert_eq!(daemon.get("/readyz").status, 200);
+}
+
+#[test]
+fn the_catalog_and_the_token_log_are_checked_too() {
+    let mut daemon = Daemon::start(&[
+        ("service.write_after", "1h".into()),
+        ("service.catalog_from", 0.into()),
+    ]);
+    let mut worker = Worker::attach(&daemon);
+    for seed in 1..=3 {
+        keep(
+            &daemon,
+            &mut worker,
+            &format!("c{seed}"),
+            &prompt(seed, 900),
+            800,
+        );
+    }
+    drop(worker);
+    let data = daemon.data();
+    daemon.kill();
+    let (code, report) = json(&data, &[]);
+    assert_eq!((code, &report["catalogued"]), (0, &3.into()), "{report}");
+    daemon.restart();
+    assert_eq!(daemon.metric("engram_catalog_used"), 1.0);
+    assert!(daemon.stop().success());
+    let names = || {
+        let names = files(&data).into_keys();
+        names.filter(|path| path.parent() == Some(&data))
+    };
+    let log = names().find(|path| path.to_str().unwrap().contains("tokens."));
+    let log = log.unwrap();
+    let flipped = [
+        (data.join("catalog.log"), 100, "checksum"),
+        (data.join("catalog.log"), 0, "checksum"),
+        (data.join("catalog.json"), 30, ""),
+        (log, 3000, "checksum"),
+    ];
+    for (path, at, reason) in flipped {
+        let before: Vec<_> = names()
+            .map(|path| (fs::read(&path).unwrap(), path))
+            .collect();
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[at] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let (code, report) = json(&data, &[]);
+        assert_eq!(code, 4, "{path:?}: {report}");
+        let finding = &report["findings"][0];
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert_eq!(
+            (&finding["class"], &finding["path"]),
+            (&"damage".into(), &name.into())
+        );
+        assert!(
+            reason.is_empty() || finding["reason"] == reason,
+            "{finding}"
+        );
+        // Repaired, nothing is lost but time: it is made again.
+        let (code, report) = json(&data, &["--repair"]);
+        assert_eq!((code, &report["damage_left"]), (1, &0.into()), "{report}");
+        assert!(names().all(|path| !path.to_str().unwrap().contains("catalog")));
+        let (code, report) = json(&data, &[]);
+        assert_eq!((code, &report["snapshots"]), (0, &3.into()), "{report}");
+        for (bytes, path) in before {
+            fs::write(path, bytes).unwrap();
+        }
+    }
+    fs::write(data.join("tokens.0123456789abcdef.log"), "x").unwrap();
+    let (code, report) = json(&data, &[]);
+    assert_eq!(
+        report["findings"][0]["class"], "leftover",
+        "{code}: {report}"
+    );
+    daemon.restart();
+    assert_eq!(daemon.metric("engram_catalog_used"), 1.0);
+    assert!(!data.join("tokens.0123456789abcdef.log").exists());
+    let mut worker = Worker::attach(&daemon);
+    assert_eq!(worker.restore(&prompt(2, 900)).unwrap().boundary, 800);
 }
 
 #[test]

@@ -140,6 +140,48 @@ fn a_stop_on_a_full_disk_answers_who_waits_and_says_what_is_not_durable() {
 }
 
 #[test]
+fn a_data_directory_that_is_taken_away_is_told_until_it_is_back() {
+    let mut daemon = Daemon::start(&[("service.write_after", "1h".into())]);
+    let mut worker = talk(&daemon, 2);
+    let (data, away) = (daemon.data(), daemon.folder().join("away"));
+    std::fs::rename(&data, &away).unwrap();
+    let told = || daemon.get("/readyz").json()["warnings"].clone();
+    wait_for("a warning", || told().is_array().then_some(()));
+    let text = told()[0].as_str().unwrap().to_owned();
+    assert!(
+        text.starts_with("the data directory is gone since 2"),
+        "{text}"
+    );
+    let row = disk(&daemon);
+    assert_eq!(
+        (&row["trouble"], &row["healthy"], &row["full"]),
+        (&json!("removed"), &json!(false), &json!(false))
+    );
+    assert!(row["trouble_since"].is_f64());
+    let metric = r#"engram_disk_trouble{reason="removed"}"#;
+    wait_for("the metric", || {
+        (daemon.metric(metric) == 1.0).then_some(())
+    });
+    let body = json!({ "conversation_id": "c0" });
+    let answer = daemon.post("/save_snapshot", &body);
+    assert_eq!((answer.status, &*answer.kind()), (503, "unavailable"));
+    assert_eq!(answer.json()["error"]["retryable"], true);
+    let tokens = prompt(1, TOKENS as usize);
+    assert_eq!(worker.restore(&tokens).unwrap().boundary, TOKENS);
+    std::fs::rename(&away, &data).unwrap();
+    wait_for("the end of it", || told().is_null().then_some(()));
+    let answer = daemon.post("/save_snapshot", &body);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let log = daemon.process().log();
+    assert_eq!(log.matches("Could not write to disk").count(), 1, "{log}");
+    assert_eq!(
+        log.matches("The disk takes writes again").count(),
+        1,
+        "{log}"
+    );
+}
+
+#[test]
 fn a_budget_that_the_file_system_cannot_hold_is_said_at_the_start() {
     let warned = |daemon: &mut Daemon| {
         daemon

@@ -117,13 +117,16 @@ fn pressure_on_ram_moves_the_oldest_to_disk_and_they_come_back() {
     }
 }
 
+/// `ENGRAM_CAP_MIB` sets the cap: 1024 is the full size.
 #[test]
 fn the_disk_never_holds_more_than_its_budget() {
-    let cap = 16 << 20;
+    let mib = std::env::var("ENGRAM_CAP_MIB").map_or(32, |mib| mib.parse().unwrap());
+    let cap: u64 = mib << 20;
+    let budget = format!("{mib} MiB");
     let daemon = start(&[
         SMALL_RAM,
         &[
-            ("store.disk.budget", "16 MiB"),
+            ("store.disk.budget", &budget),
             ("service.write_after", "1ms"),
         ],
     ]);
@@ -135,7 +138,8 @@ fn the_disk_never_holds_more_than_its_budget() {
     let named = json!({ "conversation_id": name(0), "branch_name": "kept" });
     assert_eq!(daemon.post("/save_snapshot", &named).status, 200);
     // Five times the budget.
-    for number in 1..96 {
+    let all = (5 * cap / object) as u32 + 2;
+    for number in 1..all {
         worker.turn(&name(number), &tokens(number), TOKENS);
         let du = disk::du(&daemon.data());
         assert!(du <= cap + object, "{du} bytes after c{number}");
@@ -143,12 +147,12 @@ fn the_disk_never_holds_more_than_its_budget() {
             save(&daemon, number);
         }
     }
-    save(&daemon, 95);
+    save(&daemon, all - 1);
     let du = disk::du(&daemon.data());
     assert!(du <= cap, "{du} bytes at the end");
     assert!(daemon.metric("engram_written_bytes_total") > 4.0 * cap as f64);
     assert!(daemon.metric("engram_evicted_snapshots_total") > 0.0);
-    assert!(worker.restore(&tokens(95)).is_some());
+    assert!(worker.restore(&tokens(all - 1)).is_some());
     assert!(
         worker.restore(&tokens(0)).is_some(),
         "a named branch was evicted"
@@ -162,11 +166,18 @@ fn the_disk_never_holds_more_than_its_budget() {
     assert!(du <= cap, "{du} bytes after a restart");
     assert!(every_row_can_be_restored(&daemon) >= 8);
     let mut worker = Worker::attach_as(&daemon, &model);
-    assert!(worker.restore(&tokens(95)).is_some());
+    assert!(worker.restore(&tokens(all - 1)).is_some());
     assert!(
         worker.restore(&tokens(0)).is_some(),
         "a named branch was lost"
     );
+    // It is full, and evicts from the first byte on.
+    for number in all..all + 8 {
+        worker.turn(&name(number), &tokens(number), TOKENS);
+        save(&daemon, number);
+        let du = disk::du(&daemon.data());
+        assert!(du <= cap + object, "{du} bytes after c{number}");
+    }
 }
 
 /// Whatever is listed is there, with all its bytes. Returns how many there are.

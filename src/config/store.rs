@@ -42,6 +42,9 @@ pub struct Disk {
     pub quarantine: ByteSize,
     /// Threads that read or write one large object together. Default: `4`.
     pub io_threads: u32,
+    /// Who reads and writes large objects: `"threads"`, or `"uring"` (one thread and io_uring; threads,
+    /// and a warning, where the kernel or a filter of system calls has none). Default: `"threads"`.
+    pub io_engine: store::IoEngine,
     /// Bypass the page cache, where the file system can. Default: `true`.
     pub direct_io: bool,
 }
@@ -154,6 +157,7 @@ impl Default for Disk {
             min_free: Budget::Auto,
             quarantine: ByteSize::gib(1),
             io_threads: 4,
+            io_engine: store::IoEngine::Threads,
             direct_io: true,
         }
     }
@@ -167,6 +171,7 @@ impl Disk {
             min_free: _,
             quarantine: _,
             io_threads,
+            io_engine: _,
             direct_io: _,
         } = self;
         if !path.as_os_str().is_empty() && !path.is_absolute() {
@@ -200,6 +205,7 @@ impl Disk {
             min_free,
             quarantine,
             io_threads,
+            io_engine,
             direct_io,
         } = self;
         if path.as_os_str().is_empty() {
@@ -212,6 +218,7 @@ impl Disk {
             min_free: ByteSize::b(min_free.or(|| (size / 20).min(5 << 30))),
             quarantine: *quarantine,
             io_threads: *io_threads,
+            io_engine: *io_engine,
             direct_io: *direct_io,
         })
     }

@@ -8,6 +8,7 @@ pub mod fds;
 pub mod host;
 pub mod mapfile;
 pub mod shm;
+pub mod uring;
 
 mod doorbell;
 mod peer;

@@ -206,13 +206,26 @@ pub struct TierRow {
     pub budget_bytes: u64,
     /// Objects in it.
     pub objects: u64,
-    /// It takes writes: the disk did not fail.
+    /// Whether files bypass the page cache, and who moves their bytes (`threads` or `uring`). Of the disk
+    /// only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub direct_io: Option<bool>,
+    /// See `direct_io`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io_engine: Option<&'static str>,
+    /// It takes writes, but for a lack of room: the disk did not fail.
     pub healthy: bool,
     /// It has no room and refuses writes; what it holds is served.
     pub full: bool,
     /// Since then, unix time in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub full_since: Option<f64>,
+    /// Why it refuses writes: `full`, `quota`, `read_only`, `removed`, `failing` or `fsync`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<&'static str>,
+    /// Since then, unix time in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble_since: Option<f64>,
     /// When it last refused a write, unix time in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_failure_at: Option<f64>,

@@ -104,6 +104,10 @@ pub struct Queue {
     pub failures: u32,
     /// What failed.
     pub trouble: Trouble,
+    /// Removals whose manifests could not be removed.
+    pub stuck: VecDeque<Removal>,
+    /// When those are tried again.
+    pub remove_after: Duration,
     /// Removals asked for, in all.
     pub asked: u64,
     /// Removals done, in all.
@@ -111,7 +115,7 @@ pub struct Queue {
 }
 
 /// Something to take off the disk: manifests first, then objects.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Removal {
     /// Manifests.
     pub snapshots: Vec<SnapshotId>,

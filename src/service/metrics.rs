@@ -90,6 +90,12 @@ pub struct Metrics {
     pub pending_writes: Level,
     /// 1 while the disk has no room, else 0.
     pub disk_full: Level,
+    /// 1 where the disk's files bypass the page cache, else 0.
+    pub disk_direct: Level,
+    /// 1 where io_uring moves their bytes, else 0.
+    pub disk_uring: Level,
+    /// 1 for what keeps the disk from taking writes, else 0.
+    pub disk_trouble: Family<ByReason, Level>,
     /// Writes that failed and are tried again, or were given up.
     pub write_failures: Family<ByReason, Counter>,
     /// Objects that a tier gave up to make room.
@@ -189,6 +195,9 @@ impl Metrics {
             superseded,
             pending_writes,
             disk_full,
+            disk_direct,
+            disk_uring,
+            disk_trouble,
             write_failures,
             evicted,
             evicted_snapshots,
@@ -295,6 +304,21 @@ impl Metrics {
             pending_writes,
         );
         r.register("disk_full", "1 while the disk has no room", disk_full);
+        r.register(
+            "disk_direct_io",
+            "1 where the disk's files bypass the page cache",
+            disk_direct,
+        );
+        r.register(
+            "disk_uring",
+            "1 where io_uring moves the bytes of the disk's files",
+            disk_uring,
+        );
+        r.register(
+            "disk_trouble",
+            "1 for the reason why the disk takes no writes, else 0",
+            disk_trouble,
+        );
         r.register(
             "write_failures",
             "Failed writes to disk, by reason",

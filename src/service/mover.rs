@@ -7,9 +7,10 @@
 //!
 //! # Errors
 //! A failed write is tried again, later and later, and told once a minute; who waits for it hears
-//! of a full disk at once. While the service ends, what a full disk refuses is given up. After a failed fsync the disk takes nothing
-//! more: the service is not ready any longer, serves from RAM and disk as before, and lets last
-//! copies go.
+//! of a disk that takes nothing at once, and of one that fails after three attempts. While the service
+//! ends, what such a disk refuses is given up. As long as it does, last copies may leave RAM. After a
+//! failed fsync the disk takes nothing more: the service is not ready any longer, and serves from RAM
+//! and disk as before. What cannot be removed is tried again; a manifest that stays keeps its objects.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -28,6 +29,9 @@ const NAP: Duration = Duration::from_millis(500);
 
 /// Between two pieces of the token log that are verified.
 const VERIFY_PAUSE: Duration = Duration::from_millis(1);
+
+/// Between two attempts to remove what could not be removed.
+const REMOVE_AGAIN: Duration = Duration::from_secs(10);
 
 /// Most of the disk's budget that is kept free.
 const MAX_SLACK: u64 = 256 << 20;
@@ -95,6 +99,7 @@ impl Service {
     fn move_things(&self) -> Duration {
         self.retain();
         self.remove_things();
+        self.remove_again();
         self.give_tokens_back();
         self.made_room();
         self.keep_disk_room();
@@ -111,7 +116,7 @@ impl Service {
             self.write_down(snapshot);
         }
         self.write_refs();
-        self.look_for_room();
+        self.look_at_disk();
         self.refresh_levels();
         self.changed.notify_waiters();
         if self.verify_some() {
@@ -157,15 +162,44 @@ impl Service {
         }
     }
 
+    /// Tries once more, now and then, what could not be removed.
+    fn remove_again(&self) {
+        let Some(disk) = &self.store.disk else { return };
+        let stuck = {
+            let mut core = self.core.lock();
+            let now = self.clock.monotonic();
+            if core.queue.trouble.stuck().is_none() || now < core.queue.remove_after {
+                return;
+            }
+            core.queue.remove_after = now.saturating_add(REMOVE_AGAIN);
+            std::mem::take(&mut core.queue.stuck)
+        };
+        for removal in &stuck {
+            self.remove_now(removal);
+        }
+        match disk.remove_stuck() {
+            Err(error) => self.disk_failed("remove", &error),
+            Ok(()) if self.core.lock().queue.stuck.is_empty() => self.all_removed(),
+            Ok(()) => {}
+        }
+    }
+
     /// As [`Self::remove_things`], one removal.
     pub(super) fn remove_now(&self, removal: &Removal) {
         let Removal { snapshots, objects } = removal;
+        let mut named = false;
         if let Some(manifests) = &self.store.manifests {
             for snapshot in snapshots {
                 if let Err(error) = manifests.remove(snapshot) {
                     self.disk_failed("remove", &error);
+                    named = true;
                 }
             }
+        }
+        if named {
+            // A manifest that stays may name any of them.
+            self.core.lock().queue.stuck.push_back(removal.clone());
+            return;
         }
         for object in objects {
             // Somebody may have saved the same prefix again: then it is known again, and stays.

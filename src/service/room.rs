@@ -115,7 +115,8 @@ impl Service {
         let now = self.clock.now();
         let mut core = self.core.lock();
         let victims = core.index.victims(TierKind::Ram, bytes, now);
-        let lost = self.latches.holds(super::DISK_FAILED);
+        // RAM goes on without a disk that takes nothing.
+        let lost = self.latches.holds(super::DISK_FAILED) || core.queue.trouble.lasts();
         let mut removal = Removal::default();
         let mut freed = Vec::new();
         let mut evicted = Vec::new();

@@ -10,12 +10,12 @@ use super::api::{
 use super::conversations::{ConversationKey, Need, Turn};
 use super::core::Core;
 use super::error::ServiceError;
+use super::metrics::{ByReason, Name};
 use super::refusals::RefusalRow;
 use super::save_state::SaveState;
-use super::trouble::Full;
 use super::workers::seconds;
 use crate::index::SnapshotInfo;
-use crate::store::{Tier, Usage};
+use crate::store::{Ailment, IoEngine, Tier, Usage};
 use crate::types::{Millis, SnapshotId, TierKind};
 
 /// Rows of a list when nothing is said.
@@ -120,13 +120,7 @@ impl Service {
             boot: self.boot,
             ready: not_ready.is_empty(),
             not_ready,
-            warnings: core
-                .queue
-                .trouble
-                .full()
-                .map(Full::tell)
-                .into_iter()
-                .collect(),
+            warnings: core.queue.trouble.tell(),
             workers: self.workers.len(),
             snapshots: core.records.len(),
             conversations: core.conversations.len(),
@@ -142,24 +136,37 @@ impl Service {
             used_bytes: usage.bytes,
             budget_bytes: usage.budget,
             objects: usage.objects,
+            direct_io: None,
+            io_engine: None,
             healthy,
             full: false,
             full_since: None,
+            trouble: None,
+            trouble_since: None,
             last_failure_at: None,
             last_failure: None,
         };
         let ram = row(TierKind::Ram, self.store.ram.usage(), true);
         let disk = self.store.disk.as_ref();
         let disk = disk.map(|disk| {
-            let row = row(TierKind::Disk, disk.usage(), disk.poisoned().is_none());
+            let (usage, poisoned) = (disk.usage(), disk.poisoned().is_some());
             let core = self.core.lock();
-            let full = core.queue.trouble.full();
+            let ill = core.queue.trouble.ill();
+            let full = ill.filter(|ill| ill.what.lacks_room());
             TierRow {
+                direct_io: Some(disk.direct()),
+                io_engine: Some(disk.engine().as_str()),
                 full: full.is_some(),
                 full_since: full.map(|full| seconds(full.since)),
-                last_failure_at: full.map(|full| seconds(full.last)),
-                last_failure: full.map(|full| full.error.clone()),
-                ..row
+                trouble: ill.map(|ill| ill.what.as_str()),
+                trouble_since: ill.map(|ill| seconds(ill.since)),
+                last_failure_at: ill.map(|ill| seconds(ill.last)),
+                last_failure: ill.map(|ill| ill.error.clone()),
+                ..row(
+                    TierKind::Disk,
+                    usage,
+                    !poisoned && (ill.is_none() || full.is_some()),
+                )
             }
         });
         std::iter::once(ram).chain(disk).collect()
@@ -233,6 +240,18 @@ impl Service {
                 .set(tier.objects);
             if tier.tier == TierKind::Disk {
                 self.metrics.disk_full.set(u64::from(tier.full));
+                let direct = tier.direct_io == Some(true);
+                self.metrics.disk_direct.set(u64::from(direct));
+                let uring = tier.io_engine == Some(IoEngine::Uring.as_str());
+                self.metrics.disk_uring.set(u64::from(uring));
+                for ailment in Ailment::ALL {
+                    let reason = Name(ailment.as_str());
+                    let level = self
+                        .metrics
+                        .disk_trouble
+                        .get_or_create(&ByReason { reason });
+                    level.set(u64::from(tier.trouble == Some(ailment.as_str())));
+                }
             }
         }
         self.metrics.arena_bytes.set(self.store.arena.used());

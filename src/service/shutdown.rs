@@ -76,12 +76,12 @@ impl Service {
         if snapshots == 0 && conversations == 0 {
             return;
         }
-        let full = core.queue.trouble.full();
-        let reason = full.map_or("not written in time, or not writable", |full| &full.error);
+        let ill = core.queue.trouble.ill();
+        let reason = ill.map_or("not written in time, or not writable", |ill| &ill.error);
         tracing::warn!(
             snapshots,
             conversations,
-            full = full.is_some(),
+            full = core.queue.trouble.full().is_some(),
             reason,
             "Stopping with {snapshots} snapshots that are not durable"
         );

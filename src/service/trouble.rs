@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Service;
 use super::core::Failure;
 use super::metrics::{self, ByReason, Name};
-use crate::store::{ErrorKind, StoreError};
+use crate::store::{Ailment, ErrorKind, StoreError};
 use crate::types::Millis;
 
 /// How often the same complaint is logged at most.
@@ -20,6 +20,12 @@ const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// What is asked for again when nobody knows how much was refused.
 const SOME: u64 = 1 << 20;
 
+/// Failures of the system in a row after which who waits is not told to wait on.
+const PATIENCE: u32 = 3;
+
+/// How often a disk is looked at that nobody writes to.
+const LOOK: Duration = Duration::from_secs(2);
+
 /// Failed writes.
 #[derive(Debug, Default)]
 pub struct Trouble {
@@ -27,15 +33,22 @@ pub struct Trouble {
     count: u64,
     /// The last one that any other write would meet, too.
     general: Option<(u64, Failure)>,
-    full: Option<Full>,
-    no_room: Complaint,
+    ill: Option<Ill>,
+    /// The last ailment that there was.
+    last: Option<Ailment>,
+    /// Of what it is ill.
+    complaint: Complaint,
     other: Complaint,
+    stuck: Option<Stuck>,
     removals: Complaint,
+    looked: Option<Duration>,
 }
 
-/// A disk without room.
+/// A disk that takes no writes.
 #[derive(Clone, Debug)]
-pub struct Full {
+pub struct Ill {
+    /// Why.
+    pub what: Ailment,
     /// Since when.
     pub since: Millis,
     /// The last write that it refused.
@@ -46,6 +59,19 @@ pub struct Full {
     pub error: String,
     /// Bytes that it asked for.
     pub need: u64,
+}
+
+/// Files that cannot be removed.
+#[derive(Clone, Debug)]
+pub struct Stuck {
+    /// Since when.
+    pub since: Millis,
+    /// Attempts since.
+    pub failures: u64,
+    /// Why the last one failed.
+    pub error: String,
+    /// [`Trouble::mark`] after that.
+    at: u64,
 }
 
 /// Something that may come again and again: logged at once, then once a minute.
@@ -87,33 +113,65 @@ impl Trouble {
     pub fn failed(
         &mut self,
         failure: Failure,
-        error: &StoreError,
+        (what, error): (Option<Ailment>, &StoreError),
         (now, monotonic): (Millis, Duration),
     ) -> Option<u64> {
         self.count += 1;
         if matches!(failure, Failure::NoSpace | Failure::Unavailable) {
             self.general = Some((self.count, failure));
         }
-        if failure != Failure::NoSpace {
-            return self.other.came(monotonic);
+        match what {
+            Some(what) if failure != Failure::TooLarge => {
+                self.fell_ill(what, error, (now, monotonic))
+            }
+            _ => self.other.came(monotonic),
         }
+    }
+
+    /// Something keeps the disk from taking writes. As [`Self::failed`].
+    pub fn fell_ill(
+        &mut self,
+        what: Ailment,
+        error: &StoreError,
+        (now, monotonic): (Millis, Duration),
+    ) -> Option<u64> {
         let need = match error {
             StoreError::NoSpace { need, .. } | StoreError::Floor { need, .. } => *need,
             _ => SOME,
         };
-        let before = self.full.take();
-        self.full = Some(Full {
-            since: before.as_ref().map_or(now, |full| full.since),
+        let before = self.ill.take().filter(|ill| ill.what == what);
+        if self.last.replace(what).is_some_and(|last| last != what) {
+            // Another one is told at once.
+            self.complaint = Complaint {
+                told: self.complaint.told,
+                ..Complaint::default()
+            };
+        }
+        self.ill = Some(Ill {
+            what,
+            since: before.as_ref().map_or(now, |ill| ill.since),
             last: now,
-            failures: before.map_or(0, |full| full.failures) + 1,
+            failures: before.map_or(0, |ill| ill.failures) + 1,
             error: error.to_string(),
             need,
         });
-        self.no_room.came(monotonic)
+        self.complaint.came(monotonic)
     }
 
     /// A removal failed. As [`Self::failed`].
-    pub fn not_removed(&mut self, monotonic: Duration) -> Option<u64> {
+    pub fn not_removed(
+        &mut self,
+        error: &StoreError,
+        (now, monotonic): (Millis, Duration),
+    ) -> Option<u64> {
+        self.count += 1;
+        let before = self.stuck.take();
+        self.stuck = Some(Stuck {
+            since: before.as_ref().map_or(now, |stuck| stuck.since),
+            failures: before.map_or(0, |stuck| stuck.failures) + 1,
+            error: error.to_string(),
+            at: self.count,
+        });
         self.removals.came(monotonic)
     }
 
@@ -128,25 +186,61 @@ impl Trouble {
         (at > mark).then_some(failure)
     }
 
+    /// A removal that failed after the mark.
+    pub fn stuck_since(&self, mark: u64) -> Option<&Stuck> {
+        self.stuck.as_ref().filter(|stuck| stuck.at > mark)
+    }
+
+    /// What keeps the disk from taking writes, as far as is known.
+    pub fn ill(&self) -> Option<&Ill> {
+        self.ill.as_ref()
+    }
+
     /// The disk has no room, as far as is known.
-    pub fn full(&self) -> Option<&Full> {
-        self.full.as_ref()
+    pub fn full(&self) -> Option<&Ill> {
+        self.ill().filter(|ill| ill.what.lacks_room())
+    }
+
+    /// It has been ill for some attempts: nobody should rely on its getting well soon.
+    pub fn lasts(&self) -> bool {
+        let patience = u64::from(PATIENCE);
+        self.ill().is_some_and(|ill| ill.failures >= patience)
+    }
+
+    /// Files could not be removed.
+    pub fn stuck(&self) -> Option<&Stuck> {
+        self.stuck.as_ref()
+    }
+
+    /// All of them could. Says whether that is to be logged.
+    pub fn unstuck(&mut self) -> bool {
+        self.stuck = None;
+        self.removals.over()
     }
 
     /// Writing works. Returns what is to be logged as over.
-    pub fn over(&mut self) -> (Option<Full>, bool) {
-        let full = self.full.take();
-        let room = self.no_room.over();
-        (full.filter(|_| room), self.other.over())
+    pub fn over(&mut self) -> (Option<Ill>, bool) {
+        let ill = self.ill.take();
+        let told = self.complaint.over();
+        (ill.filter(|_| told), self.other.over())
+    }
+
+    /// All that is wrong, for people.
+    pub fn tell(&self) -> Vec<String> {
+        let ill = self.ill().map(Ill::tell);
+        ill.into_iter()
+            .chain(self.stuck().map(Stuck::tell))
+            .collect()
     }
 }
 
-// === impl Full ===
+// === impl Ill ===
 
-impl Full {
+impl Ill {
     /// For people.
     pub fn tell(&self) -> String {
         let Self {
+            what,
             since,
             last,
             failures,
@@ -154,9 +248,24 @@ impl Full {
             need: _,
         } = self;
         format!(
-            "the disk is full since {}: {failures} writes failed, the last at {}: {error}",
+            "{} since {}: {failures} attempts failed, the last at {}: {error}",
+            what.tell(),
             since.rfc3339(),
             last.rfc3339(),
+        )
+    }
+}
+
+// === impl Stuck ===
+
+impl Stuck {
+    /// For people.
+    pub fn tell(&self) -> String {
+        format!(
+            "files cannot be removed since {}: {} attempts failed, the last: {}",
+            self.since.rfc3339(),
+            self.failures,
+            self.error
         )
     }
 }
@@ -164,75 +273,127 @@ impl Full {
 // === impl Service ===
 
 impl Service {
-    /// A disk that was full, and of which nobody wants anything now, may have room again.
-    pub(super) fn look_for_room(&self) {
-        let need = {
-            let core = self.core.lock();
+    /// Looks now and then at a disk that nobody writes to: one that was ill may be well again, and
+    /// one that takes no writes any more is told of before somebody relies on it.
+    pub(super) fn look_at_disk(&self) {
+        let now = (self.clock.now(), self.clock.monotonic());
+        let (wanted, full, ill, due) = {
+            let mut core = self.core.lock();
+            let queue = &mut core.queue;
+            let last = queue.trouble.looked.unwrap_or_default();
+            let due = now.1.saturating_sub(last) >= LOOK;
+            if due {
+                queue.trouble.looked = Some(now.1);
+            }
+            let full = queue.trouble.full().map(|full| full.need);
+            let ill = queue.trouble.ill().is_some();
             let wanted = !core.queue.is_idle() || core.conversations.any_dirty();
-            core.queue
-                .trouble
-                .full()
-                .filter(|_| !wanted)
-                .map(|full| full.need)
+            (wanted, full, ill, due)
         };
-        if need.is_some_and(|need| self.store.disk_has_room(need)) {
-            self.write_succeeded();
+        if let Some(need) = full {
+            if !wanted && self.store.disk_has_room(need) {
+                self.write_succeeded();
+            }
+            return;
+        }
+        if !due || self.is_poisoned() {
+            return;
+        }
+        match self.store.look_at_disk(ill) {
+            // Whatever waits is tried at once, and tells whether it is over.
+            Ok(()) if ill && wanted => self.core.lock().queue.not_before = Duration::ZERO,
+            Ok(()) if ill => self.write_succeeded(),
+            Ok(()) => {}
+            Err(error) => {
+                let Some(what) = error.ailment() else {
+                    return;
+                };
+                let mut core = self.core.lock();
+                let trouble = &mut core.queue.trouble;
+                if trouble.ill().is_some_and(|ill| ill.what == what) {
+                    return;
+                }
+                let tell = trouble.fell_ill(what, &error, now);
+                drop(core);
+                self.warn(tell, &error);
+            }
         }
     }
 
     /// Counts a failed write, and makes the thread wait before the next.
     pub(super) fn write_failed(&self, error: &StoreError) -> Failure {
+        let poisoned = self.is_poisoned();
+        let what = match poisoned {
+            true => Some(Ailment::Fsync),
+            false => error.ailment(),
+        };
+        let now = (self.clock.now(), self.clock.monotonic());
+        let mut core = self.core.lock();
         let failure = match error {
             StoreError::TooLarge { .. } => Failure::TooLarge,
             error => match error.kind() {
                 ErrorKind::NoSpace => Failure::NoSpace,
                 ErrorKind::Unavailable => Failure::Unavailable,
+                _ if poisoned => Failure::Unavailable,
+                // What fails once may not fail again.
+                _ if what.is_some() && core.queue.failures + 1 >= PATIENCE => Failure::Unavailable,
                 _ => Failure::Other,
             },
         };
-        let label = ByReason {
-            reason: Name(failure.as_str()),
-        };
-        self.metrics.write_failures.get_or_create(&label).inc();
-        let now = (self.clock.now(), self.clock.monotonic());
-        let mut core = self.core.lock();
         // What is too large is not tried again, and says nothing of the others.
         if failure != Failure::TooLarge {
             let pause = FIRST_PAUSE
                 .saturating_mul(1 << core.queue.failures.min(16))
                 .min(MAX_PAUSE);
-            core.queue.failures += 1;
+            core.queue.failures = core.queue.failures.saturating_add(1);
             if !core.queue.is_hopeless(failure) {
                 core.queue.not_before = now.1.saturating_add(pause);
             }
         }
-        let tell = core.queue.trouble.failed(failure, error, now);
+        let tell = core.queue.trouble.failed(failure, (what, error), now);
         drop(core);
-        if let Some(failures) = tell {
-            tracing::warn!(%error, failures, "Could not write to disk");
-        }
+        let label = ByReason {
+            reason: Name(failure.as_str()),
+        };
+        self.metrics.write_failures.get_or_create(&label).inc();
+        self.warn(tell, error);
         self.note_poison();
         failure
     }
 
+    fn warn(&self, tell: Option<u64>, error: &StoreError) {
+        if let Some(failures) = tell {
+            let ailment = error.ailment().map_or("none", Ailment::as_str);
+            tracing::warn!(%error, failures, ailment, "Could not write to disk");
+        }
+    }
+
     pub(super) fn disk_failed(&self, what: &'static str, error: &StoreError) {
         metrics::count(&self.metrics.write_failures, what);
-        let now = self.clock.monotonic();
-        let tell = self.core.lock().queue.trouble.not_removed(now);
+        let now = (self.clock.now(), self.clock.monotonic());
+        let tell = self.core.lock().queue.trouble.not_removed(error, now);
         if let Some(failures) = tell {
             tracing::warn!(%error, failures, "Could not remove from disk");
         }
         self.note_poison();
     }
 
+    /// What could not be removed before is gone.
+    pub(super) fn all_removed(&self) {
+        if self.core.lock().queue.trouble.unstuck() {
+            tracing::info!("What could not be removed from disk is gone");
+        }
+    }
+
+    /// Nothing is written to disk before the next start.
+    pub(super) fn is_poisoned(&self) -> bool {
+        let disk = self.store.disk.as_ref();
+        disk.is_some_and(|disk| disk.poisoned().is_some())
+    }
+
     /// A disk that takes no more writes is not ready.
     fn note_poison(&self) {
-        if self
-            .store
-            .disk
-            .as_ref()
-            .is_some_and(|disk| disk.poisoned().is_some())
-        {
+        if self.is_poisoned() {
             self.latches.hold(super::DISK_FAILED);
         }
     }
@@ -242,11 +403,15 @@ impl Service {
         let mut core = self.core.lock();
         core.queue.failures = 0;
         core.queue.not_before = Duration::ZERO;
-        let (full, other) = core.queue.trouble.over();
+        let (ill, other) = core.queue.trouble.over();
         drop(core);
-        if let Some(full) = full {
-            let (failures, since) = (full.failures, full.since.rfc3339());
-            tracing::info!(failures, since, "The disk has room again");
+        if let Some(ill) = ill {
+            let (failures, since) = (ill.failures, ill.since.rfc3339());
+            let ailment = ill.what.as_str();
+            match ill.what.lacks_room() {
+                true => tracing::info!(failures, since, ailment, "The disk has room again"),
+                false => tracing::info!(failures, since, ailment, "The disk takes writes again"),
+            }
         }
         if other {
             tracing::info!("The disk takes writes again");
@@ -255,63 +420,4 @@ impl Service {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::types::TierKind;
-
-    const fn s(seconds: u64) -> Duration {
-        Duration::from_secs(seconds)
-    }
-
-    fn no_space(need: u64) -> StoreError {
-        StoreError::NoSpace {
-            tier: TierKind::Disk,
-            need,
-            free: 0,
-        }
-    }
-
-    #[test]
-    fn a_complaint_is_told_at_once_and_then_once_a_minute_with_its_number() {
-        let mut trouble = Trouble::default();
-        let mut fail = |at: u64| {
-            let now = (Millis(1000 * at), s(at));
-            trouble.failed(Failure::NoSpace, &no_space(7), now)
-        };
-        assert_eq!(fail(5), Some(1));
-        for at in 6..65 {
-            assert_eq!(fail(at), None);
-        }
-        assert_eq!(fail(65), Some(60));
-        assert_eq!(fail(66), None);
-        let full = trouble.full().unwrap();
-        assert_eq!((full.since, full.last), (Millis(5000), Millis(66_000)));
-        assert_eq!((full.failures, full.need), (62, 7));
-        let text = full.tell();
-        assert!(text.contains("since 1970-01-01T00:00:05"), "{text}");
-        let (over, other) = trouble.over();
-        assert_eq!((over.unwrap().failures, other), (62, false));
-        assert!(trouble.full().is_none());
-        // What comes and goes within a minute is neither told nor taken back.
-        let again = trouble.failed(Failure::NoSpace, &no_space(7), (Millis(70_000), s(70)));
-        assert_eq!(again, None);
-        assert!(trouble.full().is_some());
-        assert!(trouble.over().0.is_none());
-        let again = trouble.failed(Failure::NoSpace, &no_space(7), (Millis(126_000), s(126)));
-        assert_eq!(again, Some(1));
-    }
-
-    #[test]
-    fn who_waits_hears_of_what_concerns_every_write() {
-        let mut trouble = Trouble::default();
-        let now = (Millis(0), s(0));
-        let first = trouble.mark();
-        trouble.failed(Failure::Other, &no_space(1), now);
-        trouble.failed(Failure::TooLarge, &no_space(1), now);
-        assert_eq!(trouble.since(first), None);
-        assert!(trouble.full().is_none());
-        trouble.failed(Failure::NoSpace, &no_space(1), now);
-        assert_eq!(trouble.since(first), Some(Failure::NoSpace));
-        assert_eq!(trouble.since(trouble.mark()), None);
-    }
-}
+mod tests;

@@ -220,7 +220,7 @@ impl Service {
 
     fn not_written(&self, snapshot: SnapshotId, lease: LeaseToken, error: &StoreError) {
         let failure = self.write_failed(error);
-        let now = self.clock.monotonic();
+        let (now, poisoned) = (self.clock.monotonic(), self.is_poisoned());
         let mut core = self.core.lock();
         core.advance(&snapshot, SaveState::Visible);
         let mark = core.queue.trouble.mark();
@@ -232,7 +232,7 @@ impl Service {
             core.index.set_retain(&snapshot, Retain::Transient);
         } else if core.queue.is_hopeless(failure) {
             core.queue.give_up(snapshot);
-        } else if known.is_some() && failure != Failure::Unavailable {
+        } else if known.is_some() && !poisoned {
             core.queue.push(snapshot, now);
         }
         let removal = core.release(lease);

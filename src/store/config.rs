@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use bytesize::ByteSize;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::util::clock::Clock;
 
@@ -45,9 +45,36 @@ pub struct DiskConfig {
     /// Threads that read or write one large object together. Default: `4`.
     #[serde(default = "DiskConfig::default_io_threads")]
     pub io_threads: u32,
+    /// Who reads and writes large objects. Default: `"threads"`.
+    #[serde(default)]
+    pub io_engine: IoEngine,
     /// Bypass the page cache, where the file system can. Default: `true`.
     #[serde(default = "DiskConfig::default_direct_io")]
     pub direct_io: bool,
+}
+
+/// Who reads and writes large objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IoEngine {
+    /// `io_threads` threads, each in a system call of its own.
+    #[default]
+    Threads,
+    /// One thread and io_uring; threads where there is none.
+    Uring,
+}
+
+// === impl IoEngine ===
+
+impl IoEngine {
+    /// Its name in configuration and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Threads => "threads",
+            Self::Uring => "uring",
+        }
+    }
 }
 
 // === impl Config ===
@@ -132,6 +159,7 @@ impl DiskConfig {
             min_free: Self::default_min_free(),
             quarantine: Self::default_quarantine(),
             io_threads: Self::default_io_threads(),
+            io_engine: IoEngine::default(),
             direct_io: Self::default_direct_io(),
         }
     }
@@ -143,6 +171,7 @@ impl DiskConfig {
             min_free: _,
             quarantine: _,
             io_threads,
+            io_engine: _,
             direct_io: _,
         } = self;
         if path.as_os_str().is_empty() {

@@ -60,6 +60,12 @@ pub enum StoreError {
         /// What the system said.
         source: io::Error,
     },
+    /// The data directory was removed or moved while it was in use, or something else stands there.
+    #[error("{path}: the data directory in use is not there any more")]
+    Removed {
+        /// Where it was.
+        path: PathBuf,
+    },
     /// Any other failure of the system.
     #[error("{} {path}: {source}", .op.as_str())]
     Io {
@@ -226,6 +232,7 @@ impl StoreError {
             | Self::TooLarge { .. } => ErrorKind::Invalid,
             Self::Poisoned { .. }
             | Self::ReadOnly { .. }
+            | Self::Removed { .. }
             | Self::NotScanned
             | Self::Locked { .. } => ErrorKind::Unavailable,
             Self::Corrupt { .. } | Self::Lost { .. } | Self::Damaged { .. } => ErrorKind::Data,

@@ -113,6 +113,12 @@ impl Store {
         if !dir.catalog.is_on() {
             return;
         }
+        if tokens.is_kept() && tokens.is_wasteful() {
+            match dir.catalog.close_compact(dir, tokens) {
+                Ok(()) => return,
+                Err(error) => tracing::warn!(%error, "The token log was not written anew"),
+            }
+        }
         let closed = match tokens.sync() {
             Ok(()) => dir.catalog.close(dir),
             Err(error) => {
@@ -138,6 +144,19 @@ impl Store {
         self.dir
             .as_ref()
             .is_some_and(|dir| dir.reserve(bytes).is_ok())
+    }
+
+    /// Whether the data directory is where it was and mounted to be written to; `thoroughly`:
+    /// whether a file can be written there, too.
+    ///
+    /// # Errors
+    /// What a write would meet.
+    pub fn look_at_disk(&self, thoroughly: bool) -> Result<(), StoreError> {
+        match &self.dir {
+            Some(dir) if thoroughly => dir.try_to_write(),
+            Some(dir) => dir.is_there().and_then(|()| dir.root.is_writable()),
+            None => Ok(()),
+        }
     }
 
     /// Bytes that the disk tier could hold on its file system if it had no budget: its own, and

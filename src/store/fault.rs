@@ -3,13 +3,18 @@
 //! A build without the feature `testing` has the operations and no switches: [`Faults`] is then an
 //! empty type that lets everything pass.
 
-use std::io;
+use std::{io, path::Path};
 
 #[cfg(any(test, feature = "testing"))]
 use std::sync::Arc;
 
 #[cfg(any(test, feature = "testing"))]
 use parking_lot::Mutex;
+
+use crate::device::shm::SharedMap;
+
+#[cfg(any(test, feature = "testing"))]
+use super::power::Step;
 
 /// An operation on the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,10 +72,16 @@ pub(crate) enum Verdict {
 struct Switches {
     armed: Option<Armed>,
     dead: bool,
-    full: bool,
+    /// What every write fails with.
+    broken: Option<i32>,
+    /// What no file or folder whose path has this in it can be removed with.
+    stuck: Option<(String, i32)>,
     no_openat2: bool,
+    no_direct: bool,
+    no_uring: bool,
     tracing: bool,
     trace: Vec<(Op, String)>,
+    tape: Option<Vec<Step>>,
     thrown: u64,
     seen: u64,
 }
@@ -116,12 +127,77 @@ impl Op {
 
 #[cfg(not(any(test, feature = "testing")))]
 impl Faults {
-    pub(crate) fn ask(&self, _: Op, _: &std::path::Path) -> Verdict {
+    pub(crate) fn ask(&self, _: Op, _: &Path) -> Verdict {
         Verdict::Pass
     }
 
     pub(crate) fn denies_openat2(&self) -> bool {
         false
+    }
+
+    pub(crate) fn denies_direct(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn denies_uring(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn did(&self, _: &Done<'_>) {}
+}
+
+/// Something that was done, for the tape of a test.
+#[cfg_attr(
+    not(any(test, feature = "testing")),
+    expect(dead_code, reason = "only tests keep a tape")
+)]
+pub(crate) enum Done<'a> {
+    Create(&'a Path),
+    Write(&'a Path, u64, Bytes<'a>),
+    Len(&'a Path, u64),
+    SyncFile(&'a Path),
+    SyncFolder(&'a Path),
+    Rename(&'a Path, &'a Path),
+    Unlink(&'a Path),
+    Mkdir(&'a Path),
+}
+
+/// Bytes that were written.
+#[cfg_attr(
+    not(any(test, feature = "testing")),
+    expect(dead_code, reason = "only tests keep a tape")
+)]
+pub(crate) enum Bytes<'a> {
+    Own(&'a [u8]),
+    /// Of a map: offset and length.
+    Map(&'a SharedMap, u64, u64),
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl Done<'_> {
+    fn step(&self) -> Step {
+        let path = |path: &Path| path.to_string_lossy().into_owned();
+        match self {
+            Self::Create(at) => Step::Create(path(at)),
+            Self::Write(to, at, bytes) => Step::Write {
+                path: path(to),
+                at: *at,
+                bytes: match bytes {
+                    Bytes::Own(bytes) => bytes.to_vec(),
+                    Bytes::Map(map, offset, len) => {
+                        let mut bytes = vec![0; *len as usize];
+                        map.read(*offset, &mut bytes).expect("what was written");
+                        bytes
+                    }
+                },
+            },
+            Self::Len(at, len) => Step::Len(path(at), *len),
+            Self::SyncFile(at) => Step::SyncFile(path(at)),
+            Self::SyncFolder(at) => Step::SyncFolder(path(at)),
+            Self::Rename(from, to) => Step::Rename(path(from), path(to)),
+            Self::Unlink(at) => Step::Unlink(path(at)),
+            Self::Mkdir(at) => Step::Mkdir(path(at)),
+        }
     }
 }
 
@@ -131,12 +207,54 @@ impl Faults {
         self.inner.lock().no_openat2
     }
 
+    pub(crate) fn denies_direct(&self) -> bool {
+        self.inner.lock().no_direct
+    }
+
+    pub(crate) fn denies_uring(&self) -> bool {
+        self.inner.lock().no_uring
+    }
+
+    pub(crate) fn did(&self, done: &Done<'_>) {
+        if let Some(tape) = &mut self.inner.lock().tape {
+            tape.push(done.step());
+        }
+    }
+
+    /// Starts a tape of everything that is done from now on.
+    pub fn start_tape(&self) {
+        self.inner.lock().tape = Some(Vec::new());
+    }
+
+    /// Puts a mark on the tape.
+    pub fn mark(&self, mark: u64) {
+        if let Some(tape) = &mut self.inner.lock().tape {
+            tape.push(Step::Mark(mark));
+        }
+    }
+
+    /// The tape so far.
+    #[must_use]
+    pub fn tape(&self) -> Vec<Step> {
+        self.inner.lock().tape.clone().unwrap_or_default()
+    }
+
     /// Makes a store opened from now on do without openat2, as where a sandbox denies it.
     pub fn deny_openat2(&self) {
         self.inner.lock().no_openat2 = true;
     }
 
-    pub(crate) fn ask(&self, op: Op, path: &std::path::Path) -> Verdict {
+    /// As on a file system without direct IO.
+    pub fn deny_direct(&self) {
+        self.inner.lock().no_direct = true;
+    }
+
+    /// As in a container whose filter of system calls has no io_uring.
+    pub fn deny_uring(&self) {
+        self.inner.lock().no_uring = true;
+    }
+
+    pub(crate) fn ask(&self, op: Op, path: &Path) -> Verdict {
         let killed = || io::Error::other("killed by a test");
         let mut inner = self.inner.lock();
         if inner.dead {
@@ -147,9 +265,19 @@ impl Faults {
             let path = path.to_string_lossy().into_owned();
             inner.trace.push((op, path));
         }
-        if inner.full && matches!(op, Op::Write | Op::Mkdir) {
+        if let Some(errno) = inner.broken
+            && matches!(op, Op::Write | Op::Mkdir)
+        {
             inner.thrown += 1;
-            return Verdict::Fail(io::Error::from_raw_os_error(nix::libc::ENOSPC));
+            return Verdict::Fail(io::Error::from_raw_os_error(errno));
+        }
+        if let Some((part, errno)) = &inner.stuck
+            && op == Op::Unlink
+            && path.to_string_lossy().contains(part)
+        {
+            let errno = *errno;
+            inner.thrown += 1;
+            return Verdict::Fail(io::Error::from_raw_os_error(errno));
         }
         let Some(armed) = &mut inner.armed else {
             return Verdict::Pass;
@@ -192,7 +320,17 @@ impl Faults {
 
     /// From now on the disk is full, or has room again.
     pub fn fill(&self, full: bool) {
-        self.inner.lock().full = full;
+        self.break_writes(full.then_some(nix::libc::ENOSPC));
+    }
+
+    /// From now on every write fails with this errno, or works again.
+    pub fn break_writes(&self, errno: Option<i32>) {
+        self.inner.lock().broken = errno;
+    }
+
+    /// From now on nothing whose path has `part` in it can be removed; `None`: all can.
+    pub fn keep(&self, part: Option<&str>) {
+        self.inner.lock().stuck = part.map(|part| (part.to_owned(), nix::libc::EPERM));
     }
 
     /// Takes an armed fault back.

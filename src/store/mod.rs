@@ -28,6 +28,7 @@
 //! read fails with `Corrupt`. A failed fsync ends all writing until the next start. Names from
 //! outside reach the file system only as hashes, and no link is ever followed.
 
+mod ailment;
 mod arena;
 pub mod bundle;
 pub mod catalog;
@@ -50,10 +51,13 @@ mod bulk;
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 #[cfg(any(test, feature = "testing"))]
+pub mod power;
+#[cfg(any(test, feature = "testing"))]
 pub mod sample;
 
+pub use ailment::Ailment;
 pub use arena::{Arena, ArenaError, Found, PAGE, Segment, SegmentHeader};
-pub use config::{Config, DiskConfig};
+pub use config::{Config, DiskConfig, IoEngine};
 pub use counters::{Counters, Counts, Reason};
 pub use disk::manifests::{Place, Recalled};
 pub use disk::quarantine::Quarantined;

@@ -26,6 +26,8 @@ use super::{
 const NAME: &CStr = c"engram-tokens";
 /// Most tokens handed out as one run.
 const RUN: u64 = 1 << 20;
+/// Tokens without use that are not worth a word.
+const WASTE: u64 = if cfg!(test) { 512 } else { 4 << 20 };
 /// Tokens in a page of the file.
 const PAGE_WORDS: u64 = 1024;
 
@@ -104,7 +106,27 @@ impl TokenLog {
     /// # Errors
     /// Those of the system.
     pub fn sync(&self) -> io::Result<()> {
-        self.words.sync()
+        self.words.sync()?;
+        #[cfg(any(test, feature = "testing"))]
+        if let Some((dir, rel)) = &self.dir {
+            let mut bytes = Vec::new();
+            self.get_runs(0, self.words.len(), &mut |run| {
+                bytes.extend(run.iter().flat_map(|token| token.to_le_bytes()));
+                Ok(())
+            })?;
+            dir.root.synced_apart(rel, &bytes);
+        }
+        Ok(())
+    }
+
+    /// Whether so much room is lost to pages of which only a few tokens are known that the log should
+    /// be written anew.
+    #[must_use]
+    pub fn is_wasteful(&self) -> bool {
+        let known: u64 = self.live.iter().map(|live| u64::from(*live)).sum();
+        let pages = self.live.iter().filter(|live| **live > 0).count() as u64;
+        let lost = pages.saturating_mul(PAGE_WORDS).saturating_sub(known);
+        lost >= WASTE && lost > known
     }
 
     /// CRC-32C of a run of tokens; `None` if they are not all there.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -24,9 +25,14 @@ impl Daemon {
     /// Starts one and waits until it is ready. `knobs` change the configuration, which else has
     /// sockets and disk in the folder, 64 MiB of RAM tier and 1 GiB of disk tier.
     pub fn start(knobs: Knobs) -> Daemon {
+        Daemon::start_in(&std::env::temp_dir(), knobs)
+    }
+
+    /// The same with its folder in this one.
+    pub fn start_in(parent: &Path, knobs: Knobs) -> Daemon {
         let folder = tempfile::Builder::new()
             .prefix("engram-")
-            .tempdir()
+            .tempdir_in(parent)
             .unwrap();
         write_config(folder.path(), knobs);
         let (process, place) = spawn(folder.path(), &[]);
@@ -125,6 +131,16 @@ impl Daemon {
         self.process.kill();
         (self.process, self.place) = spawn(self.folder.path(), env);
         self.wait_ready();
+    }
+
+    /// Starts it again and kills it after a moment, ready or not.
+    pub fn die_starting(&mut self, after: Duration) {
+        let config = self.folder().join("engram.toml");
+        let args = ["serve".as_ref(), "--config".as_ref(), config.as_os_str()];
+        let log = self.folder().join("daemon.log");
+        let mut process = Process::start("the daemon", &args, &log);
+        std::thread::sleep(after);
+        process.kill();
     }
 
     /// Starts it again with other knobs.

@@ -21,7 +21,7 @@ impl Service {
     ///
     /// # Errors
     /// `NotFound`, `NoState`, `Invalid` (a part beside the whole, too); `Busy` if the disk takes too long: then it goes on;
-    /// `NoSpace` if all is gone but the name in its conversation's file, which a full disk refused.
+    /// `Unavailable` if its files cannot be removed; `NoSpace` if all is gone but the name in its conversation's file, which a full disk refused.
     pub async fn delete(&self, request: DeleteRequest) -> Result<DeleteReply, ServiceError> {
         let DeleteRequest { select, whole } = request;
         check_names(&select)?;
@@ -108,6 +108,15 @@ impl Service {
                 let core = self.core.lock();
                 let dirty = keys.iter().any(|key| core.conversations.is_dirty(key));
                 let refs = core.queue.writing_refs == 0 && !dirty;
+                if core.queue.done >= asked
+                    && let Some(stuck) = core.queue.trouble.stuck_since(mark)
+                {
+                    return Err(ServiceError::Unavailable(format!(
+                        "it is deleted, but files of it cannot be removed, and it may be known \
+                         again after a restart: {}",
+                        stuck.error
+                    )));
+                }
                 if core.queue.done >= asked && refs {
                     return Ok(());
                 }
@@ -119,7 +128,7 @@ impl Service {
                             .to_owned(),
                     ));
                 }
-                refused(trouble, "")?;
+                refused(&core.queue.trouble, trouble, "")?;
                 still_open(&core)?;
             }
             if tokio::time::Instant::now() >= deadline {

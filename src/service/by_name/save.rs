@@ -9,9 +9,11 @@ use super::super::core::{Core, Failure};
 use super::super::error::ServiceError;
 use super::super::rows::{Called, called, unknown_snapshot};
 use super::super::save_state::SaveState;
+use super::super::trouble::Trouble;
 use super::naming::{Naming, check_branches};
 use super::{check_names, gone};
 use crate::index::{Pin, PinKind, Retain};
+use crate::store::Ailment;
 use crate::types::SnapshotId;
 
 /// How long a worker may take to offer what it is asked for.
@@ -145,12 +147,11 @@ impl Service {
             }
             let own = record.failure.filter(|(_, at)| *at > mark);
             let own = own.map(|(failure, _)| failure);
-            refused(
-                own.or(core.queue.trouble.since(mark)),
-                &record_size(core, id),
-            )?;
+            let trouble = &core.queue.trouble;
+            let failure = own.or(trouble.since(mark));
+            refused(trouble, failure, &record_size(core, id))?;
             if core.queue.is_given_up(&id) {
-                return Err(full());
+                return Err(full(trouble));
             }
             Ok(false)
         })
@@ -168,7 +169,8 @@ impl Service {
             if !core.conversations.is_dirty(naming.key()) && core.queue.writing_refs == 0 {
                 return Ok(true);
             }
-            refused(core.queue.trouble.since(naming.mark()), "")?;
+            let trouble = &core.queue.trouble;
+            refused(trouble, trouble.since(naming.mark()), "")?;
             Ok(false)
         })
         .await
@@ -235,19 +237,27 @@ pub(super) fn still_open(core: &Core) -> Result<(), ServiceError> {
     }
 }
 
-fn full() -> ServiceError {
-    ServiceError::NoSpace("the disk is full".to_owned())
+fn full(trouble: &Trouble) -> ServiceError {
+    let what = trouble.full().map_or(Ailment::Full, |full| full.what);
+    ServiceError::NoSpace(what.tell().to_owned())
 }
 
 /// What a failed write means to who waits for it.
-pub(super) fn refused(failure: Option<Failure>, size: &str) -> Result<(), ServiceError> {
+pub(super) fn refused(
+    trouble: &Trouble,
+    failure: Option<Failure>,
+    size: &str,
+) -> Result<(), ServiceError> {
     match failure {
-        Some(Failure::NoSpace) => Err(full()),
+        Some(Failure::NoSpace) => Err(full(trouble)),
         Some(Failure::TooLarge) => Err(ServiceError::TooLarge(format!(
             "{size} on disk are more than the whole tier may hold (store.disk.budget)"
         ))),
         Some(Failure::Unavailable) => {
-            let text = "the disk takes no more writes".to_owned();
+            let ill = trouble
+                .ill()
+                .map(|ill| format!("{} ({})", ill.what.tell(), ill.error));
+            let text = ill.unwrap_or_else(|| Ailment::Failing.tell().to_owned());
             Err(ServiceError::Unavailable(text))
         }
         Some(Failure::Other) | None => Ok(()),

@@ -1,6 +1,7 @@
 //! A start from the catalog is a start from the manifests.
 
 mod story;
+mod tokens;
 
 use std::collections::BTreeMap;
 use std::fs;

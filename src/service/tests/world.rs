@@ -33,6 +33,8 @@ pub struct World {
 pub struct Settings {
     pub ram: ByteSize,
     pub disk: Option<ByteSize>,
+    /// Everything that is done to the data directory is noted.
+    pub tape: bool,
     pub config: Config,
     pub clock: Arc<dyn Clock>,
 }
@@ -47,6 +49,7 @@ impl Default for Settings {
         Self {
             ram: ByteSize::mib(64),
             disk: Some(ByteSize::gib(1)),
+            tape: false,
             config,
             clock: Arc::new(SystemClock::new()),
         }
@@ -159,6 +162,7 @@ fn start(folder: &Path, settings: &Settings) -> (Arc<Service>, Registry, Faults)
     let Settings {
         ram,
         disk,
+        tape,
         config,
         clock,
     } = settings.clone();
@@ -168,6 +172,9 @@ fn start(folder: &Path, settings: &Settings) -> (Arc<Service>, Registry, Faults)
         ..DiskConfig::at(folder.join("data"))
     });
     let faults = Faults::default();
+    if tape {
+        faults.start_tape();
+    }
     let store = store::Config {
         ram,
         ram_headroom: None,

@@ -5,7 +5,7 @@ use crate::store::{
     error::StoreError,
 };
 
-use super::{Image, Row, frame, record};
+use super::{Image, Row, TokenRun, frame, record};
 
 /// Bytes of one write.
 const CHUNK: usize = 1 << 20;
@@ -43,18 +43,21 @@ impl Out<'_> {
     }
 }
 
-/// Writes what an image says. Returns the length, and the new number of each old row.
+/// Writes what an image says, with the runs of tokens that `place` makes of those that there are.
+/// Returns the length, and the new number of each old row.
 pub(super) fn write(
     dir: &DataDir,
     temp: &Temp,
     image: &Image,
+    epoch: u64,
+    place: &mut dyn FnMut(&mut Vec<TokenRun>),
 ) -> Result<(u64, Vec<u32>), StoreError> {
     let mut out = Out {
         dir,
         temp,
-        epoch: image.epoch(),
+        epoch,
         at: 0,
-        buffer: frame::header(image.epoch()).to_vec(),
+        buffer: frame::header(epoch).to_vec(),
         body: Vec::new(),
     };
     for owner in image.owners() {
@@ -81,6 +84,7 @@ pub(super) fn write(
             }
             None => {}
         }
+        place(&mut row.runs);
         out.frame(|body| record::encode_row(&row, next, body))?;
         if let Some(slot) = numbers.get_mut(number as usize) {
             *slot = next;

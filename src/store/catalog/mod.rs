@@ -25,7 +25,9 @@
 //!   time of the manifest's folder.
 //! - *Delete:* the manifest is removed; then `Drop`, with the time of the folder; then the objects.
 //!   The tokens become holes only after that.
-//! - *Orderly end:* fsync of token log and log, then `catalog.json` with the length.
+//! - *Orderly end:* fsync of token log and log and of their folder, then `catalog.json` with the length. Where more than
+//!   half of the token log's pages is lost to tokens that nobody knows, both are written anew
+//!   (`tokens`).
 //!
 //! # Crash cases
 //! - *The process dies:* what it wrote is in the page cache, so the log is whole but for its last
@@ -50,14 +52,14 @@ mod compact;
 mod frame;
 pub(crate) mod image;
 pub(crate) mod record;
+mod state;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 use std::{collections::HashMap, fs::File};
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
 use crate::{
     types::{Fingerprint, ObjectId, SnapshotId},
@@ -73,15 +75,13 @@ use super::{
     },
     error::StoreError,
     manifest::KvRef,
-    sealed_json::Record as Sealed,
+    token_log::TokenLog,
 };
 
 pub use image::{Image, Stale};
 use record::Stamp;
 pub use record::{Owner, Row, RowKv, RowObject, TokenRun};
-
-/// Where this host says which boot it is in.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+pub(crate) use state::{CatalogFile, boot, state_rel};
 
 /// Writes the catalog of one data directory.
 #[derive(Debug, Default)]
@@ -111,18 +111,6 @@ struct Log {
     dead: u64,
     body: Vec<u8>,
     out: Vec<u8>,
-}
-
-/// `catalog.json`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct CatalogFile {
-    pub(crate) format_version: u32,
-    pub(crate) epoch: u64,
-    /// The boot of the host in which it is written.
-    pub(crate) boot: String,
-    /// The length of the log after an orderly end.
-    pub(crate) closed: Option<u64>,
 }
 
 /// What a row needs beside its manifest.
@@ -160,37 +148,6 @@ impl Known {
     }
 }
 
-// === impl CatalogFile ===
-
-impl Sealed for CatalogFile {
-    const FORMAT: u32 = frame::VERSION;
-
-    fn format_version(&self) -> u32 {
-        self.format_version
-    }
-
-    fn check(&self) -> Result<(), String> {
-        Ok(())
-    }
-}
-
-impl CatalogFile {
-    fn new(epoch: u64, closed: Option<u64>) -> Self {
-        Self {
-            format_version: Self::FORMAT,
-            epoch,
-            boot: boot(),
-            closed,
-        }
-    }
-}
-
-/// The boot that this host is in; empty if it does not say.
-pub(crate) fn boot() -> String {
-    let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
-    boot.trim().to_owned()
-}
-
 /// The digests of the first 0, 1, 2 … KV references.
 pub(crate) fn digests(kv: &[KvRef]) -> Vec<[u8; 16]> {
     let mut all = vec![[0; 16]];
@@ -224,8 +181,7 @@ impl Catalog {
     /// Starts an empty catalog in place of whatever is there; says its epoch.
     pub(crate) fn create(&self, dir: &DataDir) -> Result<u64, StoreError> {
         self.remove_files(dir)?;
-        let (_, low) = Uuid::new_v4().as_u64_pair();
-        let epoch = low | 1;
+        let epoch = state::new_epoch();
         let rel = Rel::root().join(layout::CATALOG);
         let file = dir.root.open_or_create(&rel)?;
         let header = frame::header(epoch);
@@ -252,6 +208,7 @@ impl Catalog {
         // What is behind it was never whole.
         dir.root.cut(&file, &rel, image.end())?;
         dir.put_record(&state_rel(), &CatalogFile::new(image.epoch(), None))?;
+        Self::remove_logs(dir, Some(image.epoch()))?;
         let owners = image.owners().iter().cloned().zip(0..).collect();
         *self.writer.lock() = Writer::On(Log {
             file,
@@ -291,15 +248,13 @@ impl Catalog {
             return Ok(());
         };
         let rel = Rel::root().join(layout::CATALOG);
-        let mut bytes = vec![0; usize::try_from(log.at).unwrap_or(0)];
-        dir.root.read(&log.file, &rel, 0, &mut bytes)?;
-        let image = Image::parse(bytes, log.epoch)
-            .map_err(|stale| StoreError::invalid(stale.as_str().to_owned()))?;
+        let image = Self::image(dir, log, &rel)?;
         let temp = dir.root.create_temp(&rel)?;
-        let done = compact::write(dir, &temp, &image).and_then(|(at, numbers)| {
-            dir.root.rename(&temp.rel, &rel)?;
-            Ok((at, numbers))
-        });
+        let done =
+            compact::write(dir, &temp, &image, log.epoch, &mut |_| {}).and_then(|(at, numbers)| {
+                dir.root.rename(&temp.rel, &rel)?;
+                Ok((at, numbers))
+            });
         let (at, numbers) = match done {
             Ok(done) => done,
             Err(error) => {
@@ -375,6 +330,34 @@ impl Catalog {
         number.filter(|_| self.is_on())
     }
 
+    /// As [`Self::close`], with the token log written anew, without what nobody knows any more. After
+    /// this the old one is gone.
+    pub(crate) fn close_compact(&self, dir: &DataDir, tokens: &TokenLog) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock();
+        let Writer::On(log) = &*writer else {
+            return Ok(());
+        };
+        let rel = Rel::root().join(layout::CATALOG);
+        let image = Self::image(dir, log, &rel)?;
+        let epoch = state::new_epoch();
+        let at = tokens::write(dir, &image, tokens, epoch)?;
+        let old = Rel::root().join(layout::token_log(log.epoch));
+        *writer = Writer::Closed;
+        drop(writer);
+        dir.put_record(&state_rel(), &CatalogFile::new(epoch, Some(at)))?;
+        if let Err(error) = dir.root.unlink(&old) {
+            tracing::debug!(%error, "The old token log stays until the next start");
+        }
+        Ok(())
+    }
+
+    fn image(dir: &DataDir, log: &Log, rel: &Rel) -> Result<Image, StoreError> {
+        let mut bytes = vec![0; usize::try_from(log.at).unwrap_or(0)];
+        dir.root.read(&log.file, rel, 0, &mut bytes)?;
+        Image::parse(bytes, log.epoch)
+            .map_err(|stale| StoreError::invalid(stale.as_str().to_owned()))
+    }
+
     /// Makes the log durable and says in `catalog.json` that it is whole.
     pub(crate) fn close(&self, dir: &DataDir) -> Result<(), StoreError> {
         let mut writer = self.writer.lock();
@@ -384,6 +367,9 @@ impl Catalog {
         let rel = Rel::root().join(layout::CATALOG);
         let (epoch, at) = (log.epoch, log.at);
         dir.root.sync_plain(&log.file, &rel)?;
+        // A compaction may have given it its name.
+        let folder = dir.root.open_folder(&Rel::root())?;
+        dir.root.sync_folder(&folder)?;
         *writer = Writer::Closed;
         drop(writer);
         dir.put_record(&state_rel(), &CatalogFile::new(epoch, Some(at)))
@@ -423,8 +409,15 @@ impl Catalog {
     fn remove_files(&self, dir: &DataDir) -> Result<(), StoreError> {
         *self.writer.lock() = Writer::Off;
         self.remove_log(dir)?;
+        Self::remove_logs(dir, None)
+    }
+
+    /// Removes all token logs but that of the epoch.
+    fn remove_logs(dir: &DataDir, but: Option<u64>) -> Result<(), StoreError> {
+        let but = but.map(layout::token_log);
         for entry in dir.root.list(&Rel::root())? {
-            if layout::is_token_log(&entry.name) && entry.kind != Kind::Folder {
+            let stays = but.as_ref().is_some_and(|but| entry.name == but.as_str());
+            if layout::is_token_log(&entry.name) && entry.kind != Kind::Folder && !stays {
                 dir.root.unlink(&Rel::root().join(&entry.name))?;
             }
         }
@@ -473,7 +466,7 @@ impl Catalog {
     }
 }
 
-/// Where `catalog.json` is.
-pub(crate) fn state_rel() -> Rel {
-    Rel::root().join(layout::CATALOG_STATE)
+/// Whether these are the bytes of a catalog of this epoch.
+pub(crate) fn is_of(bytes: &[u8], epoch: u64) -> bool {
+    bytes.starts_with(&frame::header(epoch))
 }

@@ -1,6 +1,6 @@
 //! A data directory that this process owns: checked, locked, counted.
 
-use std::{io::Read, sync::Arc, time::Duration};
+use std::{io::Read, os::unix::fs::MetadataExt, sync::Arc, time::Duration};
 
 use humantime_serde::re::humantime::format_duration;
 use nix::fcntl::{Flock, FlockArg};
@@ -45,7 +45,7 @@ pub(crate) struct DataDir {
     clock: Arc<dyn Clock>,
     min_free: u64,
     // Held until the end.
-    _lock: Flock<std::fs::File>,
+    lock: Flock<std::fs::File>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -93,7 +93,7 @@ impl DataDir {
             catalog: Catalog::default(),
             clock,
             min_free: config.min_free.as_u64(),
-            _lock: lock,
+            lock,
         })
     }
 
@@ -111,8 +111,36 @@ impl DataDir {
         self.ledger.used().saturating_add(self.root.folder_bytes())
     }
 
+    /// The directory is still where the next start will look for it. One that was removed, moved or
+    /// emptied takes writes, too, and nobody would ever find them again.
+    pub(crate) fn is_there(&self) -> Result<(), StoreError> {
+        let path = self.root.path();
+        let own = self.lock.metadata();
+        let there = path.join(layout::LOCK).symlink_metadata();
+        match (own, there) {
+            (Ok(own), Ok(there)) if (own.dev(), own.ino()) == (there.dev(), there.ino()) => Ok(()),
+            (Ok(_), Err(error)) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(StoreError::io(Op::Open, path.to_owned(), error))
+            }
+            _ => Err(StoreError::Removed {
+                path: path.to_owned(),
+            }),
+        }
+    }
+
+    /// Tries to write, with a file that nobody will miss.
+    pub(crate) fn try_to_write(&self) -> Result<(), StoreError> {
+        self.is_there()?;
+        self.root.is_writable()?;
+        let temp = self.root.create_temp(&Rel::root().join("probe"))?;
+        let written = self.root.write(&temp, 0, &[0; 4096]);
+        let removed = self.root.unlink(&temp.rel);
+        written.and(removed.map(drop))
+    }
+
     /// Room for files of `bytes` in all, in the budget and above the floor of free space.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<Reservation<'_>, StoreError> {
+        self.is_there()?;
         let available = self.root.available()?;
         let taken = self.min_free.saturating_add(self.ledger.pending());
         if available < taken.saturating_add(bytes) {

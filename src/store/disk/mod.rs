@@ -25,6 +25,7 @@
 pub(crate) mod claims;
 pub(crate) mod conversations;
 pub(crate) mod data_dir;
+mod engine;
 pub mod fsck;
 pub(crate) mod layout;
 pub(crate) mod ledger;
@@ -39,6 +40,7 @@ pub(crate) mod root;
 pub(crate) mod scan;
 pub mod scrub;
 pub(crate) mod stream;
+mod stuck;
 pub(crate) mod transfer;
 
 use std::{
@@ -52,7 +54,6 @@ use std::{
 use parking_lot::{Mutex, RwLock};
 
 use crate::{
-    device::shm::SharedMap,
     pool::Geometry,
     types::{Fingerprint, Generation, ObjectId, TierKind, TokenId},
 };
@@ -69,13 +70,14 @@ use super::{
 
 use claims::Claims;
 use data_dir::DataDir;
+use engine::Engine;
 use ledger::on_disk;
 use model::ModelFile;
 use object_file::{Plan, token_bytes};
 use objects::Objects;
 use root::{Kind, Rel, Temp};
 use scan::FoundFiles;
-use transfer::{Mode, ReadError, Shard, tokens_of};
+use transfer::{ReadError, Shard, tokens_of};
 
 /// Objects in files.
 #[derive(Debug)]
@@ -89,7 +91,10 @@ pub struct DiskTier {
     folders: Mutex<Vec<(Rel, Option<Fingerprint>)>>,
     scanned: AtomicBool,
     claims: Claims,
-    mode: Mode,
+    /// Files of removed objects that the system does not let go.
+    stuck: Mutex<Vec<(Fingerprint, ObjectId, u32)>>,
+    engine: Box<dyn Engine>,
+    direct: bool,
 }
 
 /// What became of a registration.
@@ -105,7 +110,8 @@ pub enum Registered {
 
 impl DiskTier {
     pub(crate) fn open(dir: Arc<DataDir>, config: &DiskConfig) -> Result<Self, StoreError> {
-        let direct = config.direct_io && can_direct(&dir);
+        let direct = engine::is_direct(config, &dir);
+        let engine = engine::open(config, dir.root.faults());
         let tier = Self {
             dir,
             models: RwLock::default(),
@@ -114,10 +120,9 @@ impl DiskTier {
             folders: Mutex::default(),
             scanned: AtomicBool::new(false),
             claims: Claims::default(),
-            mode: Mode {
-                threads: config.io_threads as usize,
-                direct,
-            },
+            stuck: Mutex::default(),
+            engine,
+            direct,
         };
         tier.find_models()?;
         Ok(tier)
@@ -220,12 +225,6 @@ impl DiskTier {
         self.dir.root.poisoned()
     }
 
-    /// Whether files bypass the page cache.
-    #[must_use]
-    pub fn direct(&self) -> bool {
-        self.mode.direct
-    }
-
     fn plan(&self, id: &ObjectId) -> Result<(Arc<ObjectMeta>, Plan, u32), StoreError> {
         let found = self.objects.get(id);
         let (here, whose) = found.ok_or(StoreError::NotFound { object: *id })?;
@@ -292,7 +291,7 @@ impl DiskTier {
                 shard,
                 segments: segments.iter().map(|segment| &**segment).collect(),
             };
-            bytes += on_disk(shard.write(root, &temp, tokens, self.mode)?);
+            bytes += on_disk(shard.write(root, &temp, tokens, self.mode())?);
             root.sync_file(&temp)?;
             complete.push((temp.rel, target));
         }
@@ -334,7 +333,7 @@ impl DiskTier {
                 shard,
                 segments: segments.iter().map(|segment| &**segment).collect(),
             };
-            let read = whole.read(&self.dir.root, &rel, self.mode);
+            let read = whole.read(&self.dir.root, &rel, self.mode());
             let read = read.and_then(|bytes| match &tokens {
                 Some(first) if *first != bytes => Err(ReadError::Bad(Bad::new(
                     Reason::Mismatch,
@@ -416,14 +415,19 @@ impl Tier for DiskTier {
             return Ok(false);
         };
         let mut removed = Ok(true);
+        let mut stay = 0;
         for shard in 0..whose.shards {
             let rel = layout::object(&whose.fingerprint, id, shard);
             if let Err(error) = self.dir.root.unlink(&rel) {
+                if let Ok(Some((Kind::File, len))) = self.dir.root.stat(&rel) {
+                    stay += on_disk(len);
+                }
+                self.stuck.lock().push((whose.fingerprint, *id, shard));
                 removed = Err(error);
             }
         }
+        self.dir.ledger.sub(here.bytes.saturating_sub(stay));
         if removed.is_ok() {
-            self.dir.ledger.sub(here.bytes);
             self.dir
                 .prune(&layout::object_folder(&whose.fingerprint, id), 2);
             self.dir.catalog.gone(&self.dir, id);
@@ -450,20 +454,6 @@ pub(crate) fn to_tokens(bytes: &[u8], meta: &ObjectMeta) -> Arc<[TokenId]> {
         .take(count)
         .map(|word| u32::from_le_bytes(*word))
         .collect()
-}
-
-/// Whether the file system takes direct writes of the alignment used here.
-fn can_direct(dir: &DataDir) -> bool {
-    let Ok(map) = SharedMap::anonymous(object_file::ALIGN) else {
-        return false;
-    };
-    let Ok(temp) = dir.root.create_temp(&Rel::root().join("probe")) else {
-        return false;
-    };
-    dir.root.set_direct(&temp.file, true);
-    let works = map.pwrite_all(&temp.file, 0, 0, map.len()).is_ok();
-    dir.root.discard(&temp.rel);
-    works
 }
 
 #[cfg(test)]

@@ -39,15 +39,18 @@ use nix::{
     fcntl::{AtFlags, FcntlArg, OFlag, OpenHow, ResolveFlag, fcntl, open, openat, openat2},
     sys::{
         stat::{FileStat, Mode, SFlag, fstat, fstatat},
-        statvfs::fstatvfs,
+        statvfs::{FsFlags, fstatvfs},
     },
 };
 use parking_lot::Mutex;
 
-use crate::store::{
-    counters::Counters,
-    error::StoreError,
-    fault::{Faults, Op, Verdict},
+use crate::{
+    device::uring::{Move, Uring, Way},
+    store::{
+        counters::Counters,
+        error::StoreError,
+        fault::{Faults, Op, Verdict},
+    },
 };
 
 /// Start of the names of files that are not complete yet.
@@ -107,12 +110,26 @@ pub(crate) struct Folder {
     rel: Rel,
 }
 
+/// Why moves through a ring ended early.
+enum Stop {
+    Failed(io::Error),
+    Enough,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Resolve {
     /// openat2 with `RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS`.
     Kernel,
     /// One openat with `O_NOFOLLOW` for each component.
     Walk,
+}
+
+// === impl Stop ===
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
+    }
 }
 
 // === impl Rel ===
@@ -173,6 +190,10 @@ impl Root {
                 result.map_err(|error| StoreError::io(Op::Mkdir, path.to_owned(), error))?;
             }
         }
+        // An earlier process may have died between making and syncing it.
+        if let Err(error) = sync_parent(path) {
+            tracing::warn!(%error, path = %path.display(), "The folder of the data directory cannot be synced");
+        }
         Self::open_existing(path, faults, counters)
     }
 
@@ -231,6 +252,17 @@ impl Root {
         Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
     }
 
+    /// Whether the file system is mounted to be written to.
+    pub(crate) fn is_writable(&self) -> Result<(), StoreError> {
+        let stat = fstatvfs(&self.dir)
+            .map_err(|errno| StoreError::io(Op::Open, self.path.clone(), errno.into()))?;
+        if stat.flags().contains(FsFlags::ST_RDONLY) {
+            let error = Errno::EROFS.into();
+            return Err(StoreError::io(Op::Write, self.path.clone(), error));
+        }
+        Ok(())
+    }
+
     fn open_plain(&self, rel: &Rel, flags: OFlag) -> Result<(File, u64), StoreError> {
         self.op(Op::Open, rel, || {
             // Not blocking: a planted pipe must not hang the reader.
@@ -243,14 +275,23 @@ impl Root {
         })
     }
 
-    /// Switches between direct and buffered IO; a file system without direct IO stays buffered.
-    pub(crate) fn set_direct(&self, file: &File, direct: bool) {
+    /// Faults that tests inject.
+    pub(crate) fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// Switches between direct and buffered IO; a file system without direct IO stays buffered, and
+    /// then this is false.
+    pub(crate) fn set_direct(&self, file: &File, direct: bool) -> bool {
+        if direct && self.faults.denies_direct() {
+            return false;
+        }
         let flags = if direct {
             OFlag::O_DIRECT
         } else {
             OFlag::empty()
         };
-        let _ = fcntl(file, FcntlArg::F_SETFL(flags));
+        fcntl(file, FcntlArg::F_SETFL(flags)).is_ok()
     }
 
     /// Counts folders that are there.
@@ -309,6 +350,44 @@ impl Root {
         done.map_err(|error| StoreError::io(op, self.path.join(rel.as_path()), error))
     }
 
+    /// Moves through a ring, each of which an injected fault may meet. `done` is told the number of each
+    /// one that is over, and says whether to go on; where it says no, that is no error of this.
+    pub(crate) fn run<'m>(
+        &self,
+        ring: &mut Uring,
+        way: Way,
+        (file, rel): (&File, &Rel),
+        moves: impl Iterator<Item = Move<'m>>,
+        mut done: impl FnMut(usize) -> bool,
+    ) -> Result<(), StoreError> {
+        let op = match way {
+            Way::In => Op::Read,
+            Way::Out => Op::Write,
+        };
+        let moves = moves.map(|one| match self.faults.ask(op, rel.as_path()) {
+            Verdict::Pass => Ok(one),
+            Verdict::Fail(error) => Err(Stop::Failed(error)),
+            Verdict::Half(error) => {
+                let (map, half) = (one.map, one.len / 2 / 4096 * 4096);
+                match way {
+                    Way::In => map.pread_exact(file, one.file_offset, one.offset, half)?,
+                    Way::Out => map.pwrite_all(file, one.file_offset, one.offset, half)?,
+                }
+                Err(Stop::Failed(error))
+            }
+        });
+        let run = ring.run(file, way, moves, |index| match done(index) {
+            true => Ok(()),
+            false => Err(Stop::Enough),
+        });
+        match run {
+            Ok(()) | Err(Stop::Enough) => Ok(()),
+            Err(Stop::Failed(error)) => {
+                Err(StoreError::io(op, self.path.join(rel.as_path()), error))
+            }
+        }
+    }
+
     fn folder_of(&self, rel: &Rel) -> io::Result<OwnedFd> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
         self.resolve(&rel.parent(), flags, Mode::empty())
@@ -343,6 +422,15 @@ impl Root {
             None => openat(&self.dir, rel.name(), flags, mode),
             Some(folder) => openat(folder, rel.name(), flags, mode),
         }?)
+    }
+}
+
+/// Makes the name of the data directory itself durable.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let path = path.canonicalize()?;
+    match path.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
     }
 }
 

@@ -191,7 +191,7 @@ impl DiskTier {
                 Some(audit) => audit,
                 None => {
                     let what = (&*at.meta, &at.plan, at.shard);
-                    let (audit, tokens) = Audit::open(root, &rel, what, self.mode.direct)?;
+                    let (audit, tokens) = Audit::open(root, &rel, what, self.direct)?;
                     if at.tokens.get_or_insert_with(|| tokens.clone()) != &tokens {
                         return Err(ReadError::Bad(Bad::new(
                             Reason::Mismatch,

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use crate::{
-    device::shm::SharedMap,
+    device::{shm::SharedMap, uring::Move},
     pool::Geometry,
     store::{
         arena::Segment, counters::Reason, error::StoreError, fault::Op, object::ObjectMeta,
@@ -14,11 +14,11 @@ use crate::{
 
 use super::{
     data_dir::is_bad_medium,
+    engine::Engine,
     object_file::{
         ALIGN, CHUNK, Facts, Part, Plan, What, crc32c, crc32c_joined, decode_header, encode_header,
         header_len,
     },
-    parallel,
     root::{Rel, Root, Temp},
 };
 
@@ -27,8 +27,8 @@ const UNIT: u64 = 4 * CHUNK;
 
 /// How files are read and written.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Mode {
-    pub(crate) threads: usize,
+pub(crate) struct Mode<'a> {
+    pub(crate) engine: &'a dyn Engine,
     pub(crate) direct: bool,
 }
 
@@ -119,7 +119,7 @@ impl Shard<'_> {
         root: &Root,
         temp: &Temp,
         tokens: &[u8],
-        mode: Mode,
+        mode: Mode<'_>,
     ) -> Result<u64, StoreError> {
         let Self {
             meta, plan, shard, ..
@@ -135,19 +135,13 @@ impl Shard<'_> {
         root.write(temp, data, tokens)?;
         root.set_direct(&temp.file, mode.direct);
         let checksums: Vec<AtomicU32> = facts.checksums.iter().map(|_| AtomicU32::new(0)).collect();
-        let written = parallel::for_each(mode.threads, plan.units(), |unit| {
+        let written = mode.engine.write(root, temp, &self.moves(data), &|unit| {
             let (start, end) = plan.unit(unit);
             for (index, chunk) in chunks(start, end) {
                 if let Some(slot) = checksums.get(index) {
                     slot.store(self.crc(tokens, chunk), Relaxed);
                 }
             }
-            for run in plan.runs(start, end) {
-                if let Some((segment, offset)) = self.place(&run) {
-                    root.write_map(temp, data + run.at, segment.map(), offset, run.len)?;
-                }
-            }
-            Ok(())
         });
         root.set_direct(&temp.file, false);
         written?;
@@ -157,18 +151,19 @@ impl Shard<'_> {
     }
 
     /// Reads and verifies the whole file into the segments; gives the token tensor with its padding.
-    pub(crate) fn read(&self, root: &Root, rel: &Rel, mode: Mode) -> Result<Vec<u8>, ReadError> {
+    pub(crate) fn read(
+        &self,
+        root: &Root,
+        rel: &Rel,
+        mode: Mode<'_>,
+    ) -> Result<Vec<u8>, ReadError> {
         let (file, data, facts) = open(root, rel, self.meta, self.plan, self.shard)?;
         let plan = self.plan;
         let tokens = read_tokens(root, (&file, rel), data, plan, &facts)?;
         root.set_direct(&file, mode.direct);
-        parallel::for_each(mode.threads, plan.units(), |unit| {
+        let units = self.moves(data);
+        mode.engine.read(root, (&file, rel), &units, &|unit| {
             let (start, end) = plan.unit(unit);
-            for run in plan.runs(start, end) {
-                if let Some((segment, offset)) = self.place(&run) {
-                    root.read_map((&file, rel), data + run.at, segment.map(), offset, run.len)?;
-                }
-            }
             for (index, chunk) in chunks(start, end) {
                 if facts.checksums.get(index) != Some(&self.crc(&tokens, chunk)) {
                     let detail = format!("chunk {index} of {}", plan.chunks());
@@ -178,6 +173,25 @@ impl Shard<'_> {
             Ok(())
         })?;
         Ok(tokens)
+    }
+
+    /// What moves of each unit, in a file whose data starts at `data`.
+    fn moves(&self, data: u64) -> Vec<Vec<Move<'_>>> {
+        let unit = |index| {
+            let (start, end) = self.plan.unit(index);
+            let runs = self.plan.runs(start, end);
+            let moves = runs.filter_map(|run| {
+                let (segment, offset) = self.place(&run)?;
+                Some(Move {
+                    map: segment.map(),
+                    offset,
+                    file_offset: data + run.at,
+                    len: run.len,
+                })
+            });
+            moves.collect()
+        };
+        (0..self.plan.units()).map(unit).collect()
     }
 
     /// Where a run of a piece lies in the arena; `None` for tokens.

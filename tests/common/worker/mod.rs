@@ -33,6 +33,9 @@ pub type Range = std::ops::Range<u32>;
 /// Bytes of the staging ring.
 pub const RING: u64 = 4 << 20;
 
+/// How a panic begins when the daemon's process is gone.
+pub const GONE: &str = "the daemon is gone";
+
 /// Tokens of a whole block.
 pub const BLOCK: u32 = 1024;
 

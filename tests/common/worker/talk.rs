@@ -1,5 +1,7 @@
 //! What a worker says and hears.
 
+use std::os::fd::AsRawFd;
+
 use super::*;
 
 impl Worker {
@@ -39,7 +41,8 @@ impl Worker {
                 "nothing came; waiting: {names:?}"
             );
             assert_eq!(self.end.link.peer_closed(), None, "waiting: {names:?}");
-            std::thread::sleep(Duration::from_millis(1));
+            assert!(!self.hung_up(), "{GONE}, waiting: {names:?}");
+            std::thread::sleep(Duration::from_micros(200));
         }
     }
 
@@ -57,6 +60,14 @@ impl Worker {
             Down::LookupResult(result) if result.req == req => Some(()),
             _ => None,
         });
+    }
+
+    /// Whether the daemon's process has closed the connection, as a killed one does.
+    fn hung_up(&self) -> bool {
+        use nix::sys::socket::{MsgFlags, recv};
+
+        let look = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        recv(self.connection.as_raw_fd(), &mut [0], look) == Ok(0)
     }
 
     /// Waits until the daemon ends the session.

@@ -26,6 +26,8 @@ pub(super) struct Problem {
 /// What is to be done, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Cure {
+    /// Remove all that a daemon makes again.
+    Derived,
     /// Write it anew.
     Format,
     /// Put a manifest aside.
@@ -105,6 +107,7 @@ pub(super) fn judge(survey: &Survey) -> (Report, Vec<Problem>) {
         objects: needed.len() as u64,
         tokens: survey.tokens,
         verified_bytes: survey.verified_bytes,
+        catalogued: survey.rows,
         conversations: survey.conversations,
         quarantined_files: survey.quarantined,
         space: survey.space,
@@ -197,6 +200,20 @@ fn judge_others(survey: &Survey, problems: &mut Vec<Problem>) {
             false => Cure::Aside,
         };
         problems.push(Problem::damage(rel.clone(), cure, bad));
+    }
+    for (rel, bad) in &survey.derived_bad {
+        let mut problem = Problem::damage(rel.clone(), Cure::Derived, bad);
+        problem.detail.push_str("; the next start makes it again");
+        problems.push(problem);
+    }
+    for rel in &survey.unused {
+        let what = "it belongs to no catalog";
+        problems.push(Problem::new(
+            Class::Leftover,
+            rel.clone(),
+            Cure::Remove,
+            what,
+        ));
     }
     for rel in &survey.temporary {
         let what = "left by a writer that was killed";

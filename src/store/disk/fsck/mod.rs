@@ -5,7 +5,9 @@
 //! manifest, every object that one names (header, length, tokens, each chunk's checksum), and every
 //! conversation. The tokens of each snapshot are hashed again: they must give the addresses of all
 //! its objects. References are followed both ways: what a manifest names must be there, and what is
-//! there must be named. What a daemon makes again by itself (token log, catalog) is only counted.
+//! there must be named. The catalog must say of each snapshot what its manifest says, and the token log
+//! must have the tokens that it names; both are made again by a daemon, so damage of them costs time
+//! and nothing else.
 //!
 //! # State
 //! `Survey` is what the folders and manifests say, `verify` adds what the bytes say, `judge` makes
@@ -27,6 +29,7 @@
 //! Damage is a finding. An error means that the check could not be done: somebody uses the
 //! directory, it is of another version, or the system refuses (as after a failed fsync).
 
+mod derived;
 mod judge;
 mod records;
 mod repair;
@@ -69,7 +72,7 @@ pub struct Options {
 /// How far a check is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// What is being done: `manifests`, `objects`, `tokens`.
+    /// What is being done: `manifests`, `objects`, `tokens`, `token log`.
     pub phase: &'static str,
     /// Of these so many are done.
     pub done: u64,
@@ -114,6 +117,7 @@ pub(crate) fn check_with(
     let mut survey = Survey::take(&root, options.threads, watch)?;
     verify::objects(&root, &mut survey, options, watch)?;
     verify::tokens(&root, &mut survey, options.threads, watch)?;
+    derived::check(&root, &mut survey, options, watch)?;
     let (mut report, mut problems) = judge::judge(&survey);
     if options.repair {
         repair::repair(&root, &mut problems, &survey, options, clock.now())?;

@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 
 use crate::{
     store::{
-        counters::Reason, error::StoreError, manifest::Manifest, refs::ConversationRef,
-        sealed_json::Bad,
+        catalog::digests, counters::Reason, error::StoreError, manifest::Manifest,
+        refs::ConversationRef, sealed_json::Bad,
     },
     types::{Namespace, ObjectId, ObjectKind, SnapshotId, TokenRange},
 };
@@ -137,6 +137,7 @@ impl Survey {
             boundary: manifest.boundary,
             state,
             kv,
+            digest: digests(&manifest.kv).last().copied().unwrap_or_default(),
         })
     }
 

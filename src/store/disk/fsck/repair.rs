@@ -39,7 +39,7 @@ pub(super) fn repair(
     let mut order: Vec<&mut Problem> = problems.iter_mut().collect();
     order.sort_by_key(|problem| problem.cure);
     let mut touched = BTreeSet::new();
-    let mut before = Cure::Format;
+    let mut before = Cure::Derived;
     for problem in order {
         if problem.cure != before {
             // What is removed next must not come back with those that named it.
@@ -62,6 +62,8 @@ fn cure(
     let rel = &problem.rel;
     match problem.cure {
         Cure::Nothing => Ok(false),
+        // All of it went before anything else.
+        Cure::Derived => Ok(root.stat(rel)?.is_none()),
         Cure::Format => {
             if root.stat(rel)?.is_some() && !aside(root, (quarantine, ledger), problem, now)? {
                 return Ok(false);

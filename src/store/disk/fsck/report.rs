@@ -104,6 +104,8 @@ pub struct Report {
     pub tokens: u64,
     /// Bytes read for checksums of chunks.
     pub verified_bytes: u64,
+    /// Snapshots that the catalog has, and says right.
+    pub catalogued: u64,
     /// Sound conversations.
     pub conversations: u64,
     /// Files that an earlier repair or the daemon has put aside.

@@ -38,6 +38,12 @@ pub(super) struct Survey {
     pub(super) bad: Vec<(Rel, Bad)>,
     pub(super) temporary: Vec<Rel>,
     pub(super) derived: Vec<Rel>,
+    /// Those of them that are damaged.
+    pub(super) derived_bad: Vec<(Rel, Bad)>,
+    /// Token logs that belong to no catalog.
+    pub(super) unused: Vec<Rel>,
+    /// Rows of the catalog whose manifests are there.
+    pub(super) rows: u64,
     pub(super) strange: Vec<Rel>,
     /// Empty folders in which files are spread, deepest first.
     pub(super) empty: Vec<Rel>,
@@ -81,6 +87,8 @@ pub(super) struct Content {
     pub(super) state: Use,
     /// In order, without holes from token 0.
     pub(super) kv: Vec<Use>,
+    /// Tells its KV references from others, as in the catalog.
+    pub(super) digest: [u8; 16],
 }
 
 /// An object, as a manifest uses it.

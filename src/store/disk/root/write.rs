@@ -1,6 +1,6 @@
 //! Writing and naming. All of it is refused once an fsync has failed.
 
-use std::{fs::File, io::Write, os::unix::fs::FileExt};
+use std::{cell::RefCell, fs::File, io::Write, os::unix::fs::FileExt};
 
 use nix::{
     errno::Errno,
@@ -11,8 +11,14 @@ use nix::{
 use uuid::Uuid;
 
 use crate::{
-    device::shm::SharedMap,
-    store::{error::StoreError, fault::Op},
+    device::{
+        shm::SharedMap,
+        uring::{Move, Uring, Way},
+    },
+    store::{
+        error::StoreError,
+        fault::{Bytes, Done, Op},
+    },
 };
 
 use super::{FILE_MODE, FOLDER_MODE, Folder, Rel, Root, TMP, Temp};
@@ -21,6 +27,7 @@ impl Root {
     /// Opens a plain file for reading and writing, made if missing.
     pub(crate) fn open_or_create(&self, rel: &Rel) -> Result<File, StoreError> {
         let (file, _) = self.open_plain(rel, OFlag::O_RDWR | OFlag::O_CREAT)?;
+        self.faults.did(&Done::Create(rel.as_path()));
         Ok(file)
     }
 
@@ -47,6 +54,7 @@ impl Root {
             let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
             Ok(File::from(self.resolve(&rel, flags, FILE_MODE)?))
         })?;
+        self.faults.did(&Done::Create(rel.as_path()));
         Ok(Temp { file, rel })
     }
 
@@ -59,7 +67,9 @@ impl Root {
                 Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => Ok(()),
                 result => Ok(result?),
             }
-        })
+        })?;
+        self.faults.did(&Done::Len(temp.rel.as_path(), len));
+        Ok(())
     }
 
     /// Writes bytes of this process.
@@ -71,6 +81,8 @@ impl Root {
             temp.file
                 .write_all_at(bytes.get(..part).unwrap_or(bytes), at)
         })?;
+        let bytes = Bytes::Own(bytes);
+        self.faults.did(&Done::Write(temp.rel.as_path(), at, bytes));
         self.counters.wrote_bytes(len);
         Ok(())
     }
@@ -88,15 +100,38 @@ impl Root {
         self.halves(Op::Write, &temp.rel, len, |part| {
             map.pwrite_all(&temp.file, at, offset, part)
         })?;
+        let bytes = Bytes::Map(map, offset, len);
+        self.faults.did(&Done::Write(temp.rel.as_path(), at, bytes));
         self.counters.wrote_bytes(len);
         Ok(())
+    }
+
+    /// The same through a ring, with all of `moves`.
+    pub(crate) fn run_writes<'m>(
+        &self,
+        ring: &mut Uring,
+        temp: &Temp,
+        moves: impl Iterator<Item = Move<'m>>,
+    ) -> Result<(), StoreError> {
+        self.writable()?;
+        let begun = RefCell::new(Vec::new());
+        let moves = moves.inspect(|one| begun.borrow_mut().push(*one));
+        self.run(ring, Way::Out, (&temp.file, &temp.rel), moves, |index| {
+            if let Some(one) = begun.borrow().get(index) {
+                let bytes = Bytes::Map(one.map, one.offset, one.len);
+                self.faults
+                    .did(&Done::Write(temp.rel.as_path(), one.file_offset, bytes));
+                self.counters.wrote_bytes(one.len);
+            }
+            true
+        })
     }
 
     /// The file's bytes are on the medium after this.
     pub(crate) fn sync_file(&self, temp: &Temp) -> Result<(), StoreError> {
         self.writable()?;
         let done = self.op(Op::Fsync, &temp.rel, || temp.file.sync_all());
-        self.poison_if_failed(done)
+        self.synced(Done::SyncFile(temp.rel.as_path()), done)
     }
 
     /// A folder about to be changed. Opened before the change, so that after it nothing can fail but
@@ -116,7 +151,7 @@ impl Root {
     pub(crate) fn sync_folder(&self, folder: &Folder) -> Result<(), StoreError> {
         self.writable()?;
         let done = self.op(Op::Fsync, &folder.rel, || folder.file.sync_all());
-        self.poison_if_failed(done)
+        self.synced(Done::SyncFolder(folder.rel.as_path()), done)
     }
 
     /// Gives a file another name, replacing what had it. Not durable before `sync_folder`.
@@ -125,19 +160,26 @@ impl Root {
         self.op(Op::Rename, to, || {
             let (from_dir, to_dir) = (self.folder_of(from)?, self.folder_of(to)?);
             Ok(renameat(&from_dir, from.name(), &to_dir, to.name())?)
-        })
+        })?;
+        let (from, to) = (from.as_path(), to.as_path());
+        self.faults.did(&Done::Rename(from, to));
+        Ok(())
     }
 
     /// Removes a name that is no folder; says whether it was there. Links are removed, not followed.
     pub(crate) fn unlink(&self, rel: &Rel) -> Result<bool, StoreError> {
         self.writable()?;
-        self.op(Op::Unlink, rel, || {
+        let there = self.op(Op::Unlink, rel, || {
             let folder = self.folder_of(rel)?;
             match unlinkat(&folder, rel.name(), UnlinkatFlags::NoRemoveDir) {
                 Err(Errno::ENOENT) => Ok(false),
                 result => Ok(result.map(|()| true)?),
             }
-        })
+        })?;
+        if there {
+            self.faults.did(&Done::Unlink(rel.as_path()));
+        }
+        Ok(there)
     }
 
     /// Removes a folder if nothing is in it; says whether it went. One that comes back after a crash is
@@ -157,6 +199,7 @@ impl Root {
         });
         match removed {
             Ok(true) => {
+                self.faults.did(&Done::Unlink(rel.as_path()));
                 self.lost_folder();
                 true
             }
@@ -184,6 +227,9 @@ impl Root {
             }
         })?;
         self.saw_folders(made);
+        if made > 0 {
+            self.faults.did(&Done::Mkdir(rel.as_path()));
+        }
         self.sync_folder(&folder)?;
         self.durable.lock().insert(rel.clone());
         Ok(())
@@ -214,7 +260,11 @@ impl Root {
         self.op(Op::Write, rel, || {
             file.set_len(0)?;
             (&*file).write_all(bytes)
-        })
+        })?;
+        self.faults.did(&Done::Len(rel.as_path(), 0));
+        let bytes = Bytes::Own(bytes);
+        self.faults.did(&Done::Write(rel.as_path(), 0, bytes));
+        Ok(())
     }
 
     /// Adds bytes to an open file, which need not survive a crash of the host.
@@ -231,20 +281,24 @@ impl Root {
             let part = usize::try_from(part).unwrap_or(usize::MAX);
             file.write_all_at(bytes.get(..part).unwrap_or(bytes), at)
         })?;
+        self.faults
+            .did(&Done::Write(rel.as_path(), at, Bytes::Own(bytes)));
         self.counters.wrote_bytes(len);
         Ok(())
     }
 
     /// Cuts an open file.
     pub(crate) fn cut(&self, file: &File, rel: &Rel, len: u64) -> Result<(), StoreError> {
-        self.op(Op::Write, rel, || file.set_len(len))
+        self.op(Op::Write, rel, || file.set_len(len))?;
+        self.faults.did(&Done::Len(rel.as_path(), len));
+        Ok(())
     }
 
     /// As [`Self::sync_file`], for a file that has its name.
     pub(crate) fn sync_plain(&self, file: &File, rel: &Rel) -> Result<(), StoreError> {
         self.writable()?;
         let done = self.op(Op::Fsync, rel, || file.sync_all());
-        self.poison_if_failed(done)
+        self.synced(Done::SyncFile(rel.as_path()), done)
     }
 
     /// Removes a file that never got its name. The sweep at the next start takes what stays.
@@ -254,7 +308,19 @@ impl Root {
         }
     }
 
-    fn poison_if_failed(&self, done: Result<(), StoreError>) -> Result<(), StoreError> {
+    /// A file that is not written through here has these bytes, and was synced.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn synced_apart(&self, rel: &Rel, bytes: &[u8]) {
+        self.faults
+            .did(&Done::Write(rel.as_path(), 0, Bytes::Own(bytes)));
+        self.faults.did(&Done::SyncFile(rel.as_path()));
+    }
+
+    /// A failed fsync poisons.
+    fn synced(&self, what: Done<'_>, done: Result<(), StoreError>) -> Result<(), StoreError> {
+        if done.is_ok() {
+            self.faults.did(&what);
+        }
         if let Err(error) = &done {
             self.counters.failed_fsync();
             if self.poison.set(error.to_string()).is_ok() {

@@ -221,6 +221,7 @@ fn large_objects_are_verified_by_several_threads() {
         disk: Some(DiskConfig {
             min_free: ByteSize::b(0),
             io_threads: 3,
+            io_engine: crate::store::IoEngine::Threads,
             ..DiskConfig::at(bed.folder.path().join("large"))
         }),
     };

@@ -118,13 +118,19 @@ fn check(bed: &Bed, done: &Done, hidden_by_medium: bool) {
 /// Runs the script with one fault at every operation of a kind on a fresh store, and at every fifth on
 /// one that has a snapshot already.
 fn at_every(op: impl Into<Option<Op>>, fault: Fault) {
-    let op = op.into();
+    at_every_with(IoEngine::Threads, op.into(), fault);
+}
+
+fn at_every_with(engine: IoEngine, op: Option<Op>, fault: Fault) {
     // A medium that could not read a file at that moment: the file was moved aside, not lost.
     let hidden = op == Some(Op::Read);
     for (fresh, step) in [(true, 1), (false, 5)] {
         let mut runs = 0;
         for nth in (0..).step_by(step) {
-            let bed = Bed::new();
+            let bed = Bed {
+                engine,
+                ..Bed::new()
+            };
             let mut done = Done::default();
             if !fresh {
                 let snapshot = bed.start().snapshot(21).snapshot;
@@ -171,6 +177,18 @@ fn opens_fail() {
 fn reads_fail() {
     at_every(Op::Read, Fault::Errno(EIO));
     at_every(Op::Read, Fault::Short(EIO));
+}
+
+/// What a ring does otherwise: reading and writing.
+#[test]
+fn the_same_with_a_ring() {
+    at_every_with(IoEngine::Uring, None, Fault::Torn);
+    for fault in [Fault::Errno(EIO), Fault::Short(ENOSPC)] {
+        at_every_with(IoEngine::Uring, Some(Op::Write), fault);
+    }
+    for fault in [Fault::Errno(EIO), Fault::Short(EIO)] {
+        at_every_with(IoEngine::Uring, Some(Op::Read), fault);
+    }
 }
 
 #[test]

@@ -80,6 +80,7 @@ fn store_notices(
             bytes: ByteSize::mib(64),
             min_free: ByteSize::b(0),
             io_threads: 1,
+            io_engine: crate::store::IoEngine::Threads,
             direct_io: false,
             ..DiskConfig::at(dir.to_owned())
         }),

@@ -24,8 +24,8 @@ use tempfile::TempDir;
 use super::{layout, quarantine::Quarantined};
 use crate::{
     store::{
-        Config, DiskConfig, DiskTier, Manifest, Manifests, Object, Refs, Store, StoreError, Tier,
-        fault::Faults, sample,
+        Config, DiskConfig, DiskTier, IoEngine, Manifest, Manifests, Object, Refs, Store,
+        StoreError, Tier, fault::Faults, sample,
     },
     types::{Millis, ObjectId},
     util::clock::ManualClock,
@@ -36,6 +36,7 @@ struct Bed {
     folder: TempDir,
     bytes: ByteSize,
     min_free: ByteSize,
+    engine: IoEngine,
 }
 
 /// What a start found.
@@ -53,6 +54,7 @@ impl Bed {
             folder: folder.unwrap(),
             bytes: ByteSize::mib(64),
             min_free: ByteSize::b(0),
+            engine: IoEngine::Threads,
         }
     }
 
@@ -68,6 +70,7 @@ impl Bed {
                 bytes: self.bytes,
                 min_free: self.min_free,
                 io_threads: 1,
+                io_engine: self.engine,
                 ..DiskConfig::at(self.dir())
             }),
         };
