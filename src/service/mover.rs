@@ -197,8 +197,14 @@ impl Service {
             }
         }
         if named {
-            // A manifest that stays may name any of them.
-            self.core.lock().queue.stuck.push_back(removal.clone());
+            // A manifest that stays may name any of them on disk. In RAM nobody would find them.
+            let mut core = self.core.lock();
+            for object in objects {
+                if core.index.object(object).is_none() {
+                    self.drop_from_ram(&core, std::slice::from_ref(object));
+                }
+            }
+            core.queue.stuck.push_back(removal.clone());
             return;
         }
         for object in objects {
