@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "gpu"))
 
-from common import OUT, Daemon, median, write_results
+from common import OUT, Daemon, arguments, median, write_results
 from server import Server, settled
 
 REPEATS = 5
@@ -36,9 +36,7 @@ def drop_caches() -> bool:
 
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    cut = arguments.index("--") if "--" in arguments else len(arguments)
-    own, flags = arguments[:cut], arguments[cut + 1 :]
+    own, flags = arguments()
     model, lengths = own[0], [int(n) for n in own[1:]] or [2048, 8192, 8224, 32768, 65536, 130816]
     probe = OUT / "probe-turns.jsonl"
     daemon = Daemon(pathlib.Path(tempfile.mkdtemp()), ram="24GiB", disk=True, service='write_after = "1s"\npreload = "0 B"')

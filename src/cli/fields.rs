@@ -38,6 +38,22 @@ pub fn describe(row: &Value) -> String {
 /// What stands for a missing value.
 const NOTHING: &str = "-";
 
+/// The rows of a list in an answer; none where there is no such list.
+pub fn rows<'a>(answer: &'a Value, key: &str) -> &'a [Value] {
+    let rows = answer.get(key).and_then(Value::as_array);
+    rows.map_or(&[], Vec::as_slice)
+}
+
+/// Says how many rows of a list follow those that were shown, which begin at `offset`; nothing if none do.
+pub fn and_more(answer: &Value, offset: u64, shown: usize) -> String {
+    let total = answer.get("total").and_then(Value::as_u64).unwrap_or(0);
+    let seen = offset + shown as u64;
+    match total.checked_sub(seen) {
+        None | Some(0) => String::new(),
+        Some(more) => format!("({more} more: --offset {seen})\n"),
+    }
+}
+
 /// A field of an answer.
 pub fn text(row: &Value, key: &str) -> String {
     match row.get(key) {

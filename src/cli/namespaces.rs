@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::client::{Client, ClientError};
-use super::fields::{bytes, text};
+use super::fields::{and_more, bytes, rows, text};
 use super::remote::{Ask, Remote};
 use super::table::Table;
 
@@ -49,8 +49,7 @@ impl Ask for Namespaces {
             ">USED",
             ">QUOTA",
         ]);
-        let rows = answer.get("namespaces").and_then(Value::as_array);
-        let rows = rows.map_or(&[][..], Vec::as_slice);
+        let rows = rows(answer, "namespaces");
         for row in rows {
             let id = text(row, "namespace");
             table.row(vec![
@@ -64,12 +63,6 @@ impl Ask for Namespaces {
                 bytes(row, "quota_bytes"),
             ]);
         }
-        let total = answer.get("total").and_then(Value::as_u64).unwrap_or(0);
-        let seen = self.offset + rows.len() as u64;
-        let mut out = table.render();
-        if total > seen {
-            out.push_str(&format!("({} more: --offset {seen})\n", total - seen));
-        }
-        out
+        table.render() + &and_more(answer, self.offset, rows.len())
     }
 }

@@ -8,7 +8,7 @@ use humantime_serde::re::humantime;
 use serde_json::{Value, json};
 
 use super::client::{Client, ClientError};
-use super::fields::{as_flags, bytes, count, describe, moment, names, text};
+use super::fields::{and_more, as_flags, bytes, count, describe, moment, names, rows, text};
 use super::table::Table;
 
 /// Exit code: the daemon refused.
@@ -320,10 +320,7 @@ impl Ask for Ls {
                 ("snapshots", Table::new(&head))
             }
         };
-        let rows = answer
-            .get(key)
-            .and_then(Value::as_array)
-            .map_or(&[][..], Vec::as_slice);
+        let rows = rows(answer, key);
         for row in rows {
             table.row(match self.conversation {
                 None => vec![
@@ -348,13 +345,7 @@ impl Ask for Ls {
                 ],
             });
         }
-        let total = answer.get("total").and_then(Value::as_u64).unwrap_or(0);
-        let seen = self.offset + rows.len() as u64;
-        let mut out = table.render();
-        if total > seen {
-            out.push_str(&format!("({} more: --offset {seen})\n", total - seen));
-        }
-        out
+        table.render() + &and_more(answer, self.offset, rows.len())
     }
 }
 

@@ -35,6 +35,13 @@ OUT = pathlib.Path(os.environ.get("OUT", "."))
 STATE, KV = layout.Piece.STATE, layout.Piece.KV
 
 
+def arguments() -> tuple[list[str], list[str]]:
+    """The script's own ones, and the flags of SGLang behind `--`."""
+    given = sys.argv[1:]
+    cut = given.index("--") if "--" in given else len(given)
+    return given[:cut], given[cut + 1 :]
+
+
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

@@ -21,16 +21,14 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from common import OUT, Daemon, write_results
+from common import OUT, Daemon, arguments, write_results
 from server import Server, settled
 
 NEW = 64
 
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    cut = arguments.index("--") if "--" in arguments else len(arguments)
-    own, flags = arguments[:cut], arguments[cut + 1 :]
+    own, flags = arguments()
     model, scale, lengths = own[0], own[1], [int(n) for n in own[2:]] or [1060, 2111, 4096, 4097]
     phases = os.environ.get("PHASES", "flush,kill,disk").split(",")
     name = os.environ.get("LABEL", pathlib.Path(model).name)

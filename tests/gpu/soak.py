@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from common import OUT, Daemon, vram, write_results
+from common import OUT, Daemon, arguments, vram, write_results
 from server import Server, settled
 
 CONVERSATIONS, LONGEST, NEW = 16, 7000, 24
@@ -72,9 +72,7 @@ def free(daemon: Daemon) -> tuple[int, int]:
 
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    cut = arguments.index("--") if "--" in arguments else len(arguments)
-    (model, scale, seconds), flags = arguments[:cut], arguments[cut + 1 :]
+    (model, scale, seconds), flags = arguments()
     probe = OUT / "probe-soak.jsonl"
     probe.unlink(missing_ok=True)
     daemon = Daemon(pathlib.Path(tempfile.mkdtemp()), ram="4GiB", disk=True, service='write_after = "1s"')

@@ -99,8 +99,8 @@ class Cursor:
     def choice(self, field: str, kind: Any, value: int) -> Any:
         """`value` as `kind`: an enum, flags or a bool."""
         known = getattr(kind, "_value2member_map_", _NONE).get(value)
-        if known is not None:
-            # Long before what follows would come to the same.
+        if known is not None and not isinstance(known, enum.IntFlag):
+            # Long before what follows would come to the same. Of flags, the class also keeps what has unknown bits.
             return known
         try:
             if isinstance(kind, type) and issubclass(kind, enum.IntFlag) and value & ~_all(kind):

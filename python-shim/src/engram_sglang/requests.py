@@ -27,7 +27,7 @@ _TURNS = 1 << 12
 class Request:
     """One request of SGLang, from its arrival to its end."""
 
-    __slots__ = ("attempt", "cached_from", "epoch", "heard", "names", "number", "opened", "origin", "req", "restore", "saves", "sent", "tokens")
+    __slots__ = ("attempt", "epoch", "heard", "names", "number", "opened", "req", "restore", "saves", "sent", "tokens")
 
     def __init__(self, number: int, names: Names, req: Any, epoch: int) -> None:
         self.number, self.names, self.req, self.epoch = number, names, req, epoch
@@ -38,7 +38,6 @@ class Request:
         """The last one in which the daemon heard of it, and is to hear that it is over."""
         self.sent = 0
         self.tokens: Any = None
-        self.origin: Any = None
         self.restore: Restore | None = None
         self.saves = 0
 
@@ -97,8 +96,8 @@ class Requests(Talk):
             )
         )
         if opened:
-            request.opened, request.sent, request.origin = self.session, 0, None
-            request.heard = self.session
+            request.opened = request.heard = self.session
+            request.sent = 0
         return opened
 
     def _tell_tokens(self, request: Request, tokens: Any, upto: int) -> bool:

@@ -50,7 +50,8 @@ class Talk:
         self.session: Session | None = None
         self.joined = False
         """All ranks of the server have a session: machines may begin. See `lockstep`."""
-        self.outbox: deque[Callable[[], bool]] = deque()
+        self.outbox: deque[Any] = deque()
+        """What must be said and found no room."""
         self.counts: Counter[str] = Counter()
         self._handlers: dict[type, Callable[[Any], None]] = {}
         self._retired: list[tuple[Session, int, Event]] = []
@@ -143,32 +144,20 @@ class Talk:
 
     def _must(self, message: Any) -> None:
         """Says it now or as soon as there is room."""
-        if self.session is None:
-            return
-        if not self.outbox and self._push(message):
-            return
-        self._later(lambda: self._say(message))
-
-    def _say(self, message: Any) -> bool:
-        session = self.session
-        return session is None or session.end.tx.push(message)
-
-    def _later(self, say: Callable[[], bool]) -> None:
-        if self.session is None:
+        if self.session is None or not self.outbox and self._push(message) or self.session is None:
             return
         if len(self.outbox) >= _OUTBOX:
             self.counts["outbox_full"] += 1
             self._leave(CloseReason.FAILED)
             return
-        self.outbox.append(say)
+        self.outbox.append(message)
 
     def _flush(self) -> None:
         try:
             while self.outbox and self.session is not None:
-                if not self.outbox[0]():
+                if not self.session.end.tx.push(self.outbox[0]):
                     return
-                if self.outbox:
-                    self.outbox.popleft()
+                self.outbox.popleft()
         except channel.Broken:
             self._leave(CloseReason.BROKEN_PEER)
 
