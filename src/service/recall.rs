@@ -29,7 +29,7 @@ use crate::index::{Index, Placing, Spot, TreeKey};
 use crate::pool::Geometry;
 use crate::store::catalog::{Image, PlacedTokens, Row, Stale, TokenRun};
 use crate::store::{DiskTier, Recalled, Refs, StoreError, TokenLog};
-use crate::types::{Millis, Namespace, SnapshotId};
+use crate::types::{Millis, Namespace, SnapshotId, Tokens};
 use crate::util::id_map::IdMap;
 
 /// How often is said how far a start is.
@@ -72,6 +72,8 @@ struct Filled {
     /// Second snapshots of a prefix.
     twice: Vec<SnapshotId>,
     unverified: Vec<Unverified>,
+    /// Tokens of rows that are in the catalog and not in the index.
+    unused: Vec<TokenRun>,
 }
 
 // === impl Progress ===
@@ -197,6 +199,7 @@ impl Service {
         };
         let mut placed: Vec<(u32, Spot)> = Vec::with_capacity(count);
         let (mut again, mut twice) = (Vec::new(), Vec::new());
+        let mut unused = Vec::new();
         let mut progress = Progress::new(self);
         let mut row = Row::blank();
         for number in image.numbers() {
@@ -205,8 +208,14 @@ impl Service {
             }
             match filling.place(number, &row) {
                 Some(Placing::Fresh(spot)) => placed.push((number, spot)),
-                Some(Placing::Standing(_)) => twice.push(row.snapshot),
-                None => again.push(row.snapshot),
+                Some(Placing::Standing(_)) => {
+                    twice.push(row.snapshot);
+                    unused.extend(image.runs_of(number));
+                }
+                None => {
+                    again.push(row.snapshot);
+                    unused.extend(image.runs_of(number));
+                }
             }
             progress.tell(|| format!("{number} of {count} snapshots"));
         }
@@ -238,10 +247,9 @@ impl Service {
             };
             records.insert(row.snapshot, record);
         }
-        let mut index = loader.finish();
-        index.log_mut().settle();
         Filled {
-            index,
+            index: loader.finish(),
+            unused,
             records,
             found,
             again,
@@ -258,13 +266,21 @@ impl Service {
         more: Vec<crate::store::Manifest>,
     ) -> Vec<(Millis, SnapshotId)> {
         let Filled {
-            index,
+            mut index,
             records,
             mut found,
             again,
             twice,
             unverified,
+            mut unused,
         } = filled;
+        // Rows name them until they are written anew or dropped: no holes before that.
+        let log = index.log_mut();
+        unused.retain(|run| log.hold(run.offset, run.len));
+        log.settle();
+        for run in unused {
+            log.release(run.offset, run.len);
+        }
         let (disk, manifests) = (self.store.disk.as_deref(), self.store.manifests.as_ref());
         let Some((disk, manifests)) = disk.zip(manifests) else {
             return found;

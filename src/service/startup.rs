@@ -68,6 +68,9 @@ impl Service {
         });
         match loaded {
             Ok(found) => {
+                if let Some(manifests) = &self.store.manifests {
+                    manifests.taken_in();
+                }
                 let took = self.clock.monotonic().saturating_sub(start);
                 self.check_budget();
                 self.latches.lift(super::LOADING);

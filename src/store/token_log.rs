@@ -40,7 +40,7 @@ pub struct TokenLog {
     /// Beside a catalog: what was released since the last time that holes were made.
     released: Option<Vec<(u64, u32)>>,
     /// For each page, tokens in it that somebody knows.
-    live: Vec<u16>,
+    live: Vec<u32>,
     /// Bytes of holes.
     holes: u64,
 }
@@ -95,9 +95,15 @@ impl TokenLog {
 
     /// Makes holes of what was released: no row of the catalog names it any more.
     pub fn give_back(&mut self) {
-        let released = self.released.as_mut().map(std::mem::take);
-        for (offset, len) in released.unwrap_or_default() {
-            self.punch_released(offset, len);
+        let Some(released) = self.released.as_mut().filter(|runs| !runs.is_empty()) else {
+            return;
+        };
+        let mut runs = std::mem::take(released);
+        runs.sort_unstable();
+        // Of several that lie in a page it becomes a hole once.
+        let mut done = 0;
+        for (offset, len) in runs {
+            done = self.punch_released(offset, len, done);
         }
     }
 
@@ -235,7 +241,7 @@ impl TokenLog {
         for (page, live) in self.live.iter_mut().enumerate().take(pages).skip(first) {
             let start = (page as u64 * PAGE_WORDS).max(offset);
             let inside = ((page as u64 + 1) * PAGE_WORDS).min(end) - start;
-            let inside = u16::try_from(inside).unwrap_or(u16::MAX);
+            let inside = u32::try_from(inside).unwrap_or(u32::MAX);
             *live = if more {
                 live.saturating_add(inside)
             } else {
@@ -315,7 +321,9 @@ impl Tokens for TokenLog {
         self.count(offset, len.into(), false);
         match &mut self.released {
             Some(released) => released.push((offset, len)),
-            None => self.punch_released(offset, len),
+            None => {
+                self.punch_released(offset, len, 0);
+            }
         }
     }
 
@@ -338,16 +346,19 @@ impl Tokens for TokenLog {
 }
 
 impl TokenLog {
-    fn punch_released(&mut self, offset: u64, len: u32) {
+    /// Makes holes of what was released, from page `done` on. Returns the page after it.
+    fn punch_released(&mut self, offset: u64, len: u32, done: usize) -> usize {
         // The last page is written to again.
         let whole = self.words.len() / PAGE_WORDS;
         let page = |page: u64| usize::try_from(page).unwrap_or(usize::MAX);
         let end = offset.saturating_add(len.into()).div_ceil(PAGE_WORDS);
-        let bytes = self.punch(page(offset / PAGE_WORDS), page(end.min(whole)));
+        let end = page(end.min(whole));
+        let bytes = self.punch(page(offset / PAGE_WORDS).max(done), end);
         if let Some((dir, _)) = &self.dir {
             self.holes += bytes;
             dir.ledger.sub(bytes);
         }
+        done.max(end)
     }
 }
 

@@ -1,5 +1,6 @@
 //! A start from the catalog is a start from the manifests.
 
+mod killed;
 mod story;
 mod tokens;
 

@@ -61,6 +61,8 @@ pub struct Image {
     /// Objects whose files may be there without a name.
     pub(crate) maybe: HashMap<[u8; 8], Fingerprint>,
     pub(crate) doubts: HashSet<SnapshotId>,
+    /// Rows whose manifests were not found: the log does not know it yet.
+    pub(crate) vanished: Vec<(Fingerprint, SnapshotId)>,
 }
 
 /// The body of a row.
@@ -156,6 +158,7 @@ impl Image {
             stamps: HashMap::new(),
             maybe: HashMap::new(),
             doubts: HashSet::new(),
+            vanished: Vec::new(),
         };
         let mut at = HEADER;
         let mut row = Row::blank();
@@ -353,6 +356,9 @@ impl Image {
     /// The manifest is not there any more.
     pub(crate) fn vanished(&mut self, snapshot: &SnapshotId) {
         if let Some(old) = self.known.remove(snapshot) {
+            if let Some(fingerprint) = self.models.get(old.model as usize) {
+                self.vanished.push((*fingerprint, *snapshot));
+            }
             let bytes = std::mem::take(&mut self.bytes);
             self.bury(&bytes, old, None, &mut Row::blank());
             self.bytes = bytes;

@@ -25,6 +25,9 @@
 //!   time of the manifest's folder.
 //! - *Delete:* the manifest is removed; then `Drop`, with the time of the folder; then the objects.
 //!   The tokens become holes only after that.
+//! - *Start:* what differs from the folders is brought in order first, with rows and drops whose
+//!   folders have no time, so that another start in between looks there again; then the folders'
+//!   times. Only then tokens that no row names any more become holes.
 //! - *Orderly end:* fsync of token log and log and of their folder, then `catalog.json` with the length. Where more than
 //!   half of the token log's pages is lost to tokens that nobody knows, both are written anew
 //!   (`tokens`).
@@ -296,6 +299,14 @@ impl Catalog {
         self.write(dir, |log| {
             log.dead += 2;
             record::encode_drop(snapshot, stamp, &mut log.body);
+        });
+    }
+
+    /// All manifests of a folder have their rows, and all rows their manifests.
+    pub(crate) fn stamp(&self, dir: &DataDir, fingerprint: &Fingerprint, folder: u8, stamp: Stamp) {
+        self.write(dir, |log| {
+            log.dead += 1;
+            record::encode_stamp(fingerprint, folder, stamp, &mut log.body);
         });
     }
 

@@ -1,18 +1,20 @@
 //! The manifests of all snapshots on disk.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::{
     store::{
-        catalog::{self, Image, Known, Owner, PlacedTokens, Row, RowKv, RowObject},
+        catalog::{
+            self, Image, Known, Owner, PlacedTokens, Row, RowKv, RowObject, image, record::Stamp,
+        },
         counters::Reason,
         error::StoreError,
         manifest::Manifest,
@@ -42,7 +44,13 @@ pub struct Manifests {
     pub(super) tier: Arc<DiskTier>,
     pub(super) known: RwLock<Snapshots>,
     pub(super) scanned: AtomicBool,
+    /// While a start takes snapshots in: folders that the catalog does not fully know yet. A time is
+    /// written for none of them before all is in.
+    filling: Mutex<Option<HashSet<Folder>>>,
 }
+
+/// A folder of manifests.
+pub(super) type Folder = (Fingerprint, u8);
 
 /// The snapshots on disk.
 #[derive(Debug, Default)]
@@ -97,6 +105,7 @@ impl Manifests {
             tier,
             known: RwLock::default(),
             scanned: AtomicBool::new(false),
+            filling: Mutex::new(Some(HashSet::new())),
         }
     }
 
@@ -288,14 +297,37 @@ impl Manifests {
             from: tokens.from,
             runs: tokens.runs,
             digest: digests.last().copied().unwrap_or_default(),
-            stamp: self.stamp_of(&rel.parent()),
+            stamp: self.stamp_of((manifest.fingerprint, image::folder(&manifest.snapshot))),
         }
     }
 
-    fn stamp_of(&self, folder: &Rel) -> (i64, u32) {
-        // A folder that cannot be looked at is listed at the next start.
-        let stamp = self.dir.root.stamp(folder);
+    /// The time to write beside a change in a folder. One without a time is listed at the next start.
+    pub(super) fn stamp_of(&self, folder: Folder) -> Stamp {
+        if let Some(folders) = &mut *self.filling.lock() {
+            folders.insert(folder);
+            return Stamp::default();
+        }
+        self.time_of(folder)
+    }
+
+    fn time_of(&self, (fingerprint, number): Folder) -> Stamp {
+        let rel = layout::manifests(&fingerprint).join(format!("{number:02x}"));
+        // Where it cannot be looked at, it has none.
+        let stamp = self.dir.root.stamp(&rel);
         stamp.ok().flatten().unwrap_or_default()
+    }
+
+    /// The start is over: every manifest has its row, and what changes from here on is written at
+    /// once.
+    pub fn taken_in(&self) {
+        let folders = self.filling.lock().take();
+        for folder in folders.into_iter().flatten() {
+            let (fingerprint, number) = folder;
+            let time = self.time_of(folder);
+            self.dir
+                .catalog
+                .stamp(&self.dir, &fingerprint, number, time);
+        }
     }
 
     /// The manifest of a snapshot.
@@ -314,7 +346,7 @@ impl Manifests {
             Ok(Ok(manifest)) => Ok(manifest),
             Ok(Err(Bad { reason, detail, .. })) => {
                 self.dir.quarantine(&rel, reason, &detail);
-                self.forget(snapshot, &rel);
+                self.forget(snapshot, &fingerprint);
                 Err(StoreError::Damaged {
                     path: self.dir.root.path().join(rel.as_path()),
                     reason,
@@ -323,7 +355,7 @@ impl Manifests {
                 })
             }
             Err(error) if error.is_missing() => {
-                self.forget(snapshot, &rel);
+                self.forget(snapshot, &fingerprint);
                 Err(none)
             }
             Err(error) => Err(error),
@@ -338,7 +370,7 @@ impl Manifests {
         let rel = layout::manifest(&fingerprint, snapshot);
         match self.dir.remove_durably(&rel) {
             Ok(there) => {
-                self.forget(snapshot, &rel);
+                self.forget(snapshot, &fingerprint);
                 Ok(there)
             }
             Err(error) => {
@@ -349,9 +381,9 @@ impl Manifests {
         }
     }
 
-    fn forget(&self, snapshot: &SnapshotId, rel: &Rel) {
+    fn forget(&self, snapshot: &SnapshotId, fingerprint: &Fingerprint) {
         self.known.write().all.remove(snapshot);
-        let stamp = self.stamp_of(&rel.parent());
+        let stamp = self.stamp_of((*fingerprint, image::folder(snapshot)));
         self.dir.catalog.dropped(&self.dir, *snapshot, stamp);
     }
 

@@ -22,7 +22,7 @@ use crate::{
 use super::{
     DiskTier, layout,
     ledger::on_disk,
-    manifests::{Manifests, Recalled},
+    manifests::{Folder, Manifests, Recalled},
     objects::Whose,
     quarantine::Quarantined,
     root::{Kind, Rel},
@@ -30,9 +30,6 @@ use super::{
 
 /// Seconds before the last change of a folder in which another may have left the same time.
 const UNSURE: i64 = 2;
-
-/// A folder of manifests.
-type Place = (Fingerprint, u8);
 
 /// What was found in the folders that were listed.
 #[derive(Default)]
@@ -128,6 +125,10 @@ impl Manifests {
             tracing::warn!(%error, "The catalog cannot be gone on with");
             self.dir.catalog.spoil(&self.dir);
         }
+        for (fingerprint, snapshot) in &recalled.image.vanished {
+            let stamp = self.stamp_of((*fingerprint, folder(snapshot)));
+            self.dir.catalog.dropped(&self.dir, *snapshot, stamp);
+        }
         self.tier.finish_scan();
         recalled.more
     }
@@ -136,8 +137,8 @@ impl Manifests {
     fn compare(&self, image: &mut Image, listed: &mut Listed) -> Result<(), StoreError> {
         let last = image.stamps.values().map(|(seconds, _)| *seconds).max();
         let sure = last.unwrap_or(i64::MIN).saturating_sub(UNSURE);
-        let mut same: HashSet<Place> = HashSet::new();
-        let mut look: HashSet<Place> = HashSet::new();
+        let mut same: HashSet<Folder> = HashSet::new();
+        let mut look: HashSet<Folder> = HashSet::new();
         for (model, fingerprint) in self.tier.model_folders() {
             let manifests = model.join(layout::MANIFESTS);
             let Some(fingerprint) = fingerprint else {
@@ -174,7 +175,7 @@ impl Manifests {
         }
         let gone = image.stamps.keys().filter(|place| !same.contains(*place));
         look.extend(gone.copied().collect::<Vec<_>>());
-        let mut rows: HashMap<Place, HashSet<SnapshotId>> = HashMap::new();
+        let mut rows: HashMap<Folder, HashSet<SnapshotId>> = HashMap::new();
         if !look.is_empty() {
             let models = image.models().to_vec();
             for (snapshot, known) in image.known() {
@@ -207,7 +208,7 @@ impl Manifests {
 
     fn look_into(
         &self,
-        (fingerprint, number): Place,
+        (fingerprint, number): Folder,
         mut rows: HashSet<SnapshotId>,
         image: &mut Image,
         listed: &mut Listed,
