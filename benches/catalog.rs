@@ -250,6 +250,7 @@ fn make(folder: &Path, snapshots: u32, sparse: bool) {
         planting / (conversations * TURNS).max(1),
     );
     println!("tokens: {}", index.log().len());
+    manifests.taken_in();
     store.close_catalog(index.log());
 }
 

@@ -45,6 +45,7 @@
 mod api;
 mod check;
 mod hold;
+mod ids;
 mod insert;
 mod load;
 mod log;

@@ -187,6 +187,8 @@ impl Nodes {
 
     /// The child of `parent` whose edge starts with `first`.
     pub(super) fn child(&self, parent: NodeIx, first: TokenId) -> Option<NodeIx> {
+        // Most parents are the last turn of a conversation: the table is not asked for nothing.
+        self.slab[parent].first_child.some()?;
         let hash = (self.hashing.child)(parent, first);
         self.children
             .find(hash, |ix| {

@@ -1,10 +1,9 @@
 //! Objects: what the index knows of stored bytes, and where each stands in the order of leaving.
 
-use hashbrown::HashTable;
-
 use super::{
     ObjectEntry, TierSet,
-    node::{Facts, mix},
+    ids::Ids,
+    node::Facts,
     owners::Owners,
     shelf::{Class, Place, Shelves, move_place},
     slab::{Ix, NodeIx, ObjIx, Slab, SnapIx},
@@ -36,7 +35,7 @@ pub(super) struct Object {
 /// All objects, and the shelves that they stand on.
 pub(super) struct Objects {
     slab: Slab<ObjIx, Object>,
-    ids: HashTable<ObjIx>,
+    ids: Ids<ObjIx>,
     pub(super) shelves: Shelves,
     pub(super) owners: Owners,
     /// Tiers that there are.
@@ -81,7 +80,7 @@ impl Objects {
     pub(super) fn new(configured: TierSet) -> Self {
         Self {
             slab: Slab::new(),
-            ids: HashTable::new(),
+            ids: Ids::new(),
             shelves: Shelves::default(),
             owners: Owners::default(),
             configured,
@@ -90,9 +89,8 @@ impl Objects {
     }
 
     pub(super) fn reserve(&mut self, more: usize) {
-        let Self { slab, ids, .. } = self;
-        slab.reserve(more);
-        ids.reserve(more, |ix| id_hash(slab[*ix].id));
+        self.slab.reserve(more);
+        self.ids.reserve(more);
     }
 
     pub(super) fn len(&self) -> usize {
@@ -108,9 +106,7 @@ impl Objects {
     }
 
     pub(super) fn find(&self, id: ObjectId) -> Option<ObjIx> {
-        self.ids
-            .find(id_hash(id), |ix| self.slab[*ix].id == id)
-            .copied()
+        self.ids.find(word(&id), |ix| self.slab[ix].id == id)
     }
 
     /// The object with this number, if it is still the one with this serial.
@@ -143,8 +139,7 @@ impl Objects {
             tiers: TierSet::EMPTY,
             classes: PerTier::default(),
         });
-        let Self { slab, ids, .. } = self;
-        ids.insert_unique(id_hash(entry.id), ix, |ix| id_hash(slab[*ix].id));
+        self.ids.insert(word(&entry.id), ix);
         self.set_tiers(ix, entry.tiers);
         ix
     }
@@ -155,10 +150,7 @@ impl Objects {
         self.reclass(ix, Facts::default());
         let object = self.slab.remove(ix);
         self.owners.sub(&object);
-        self.ids
-            .find_entry(id_hash(object.id), |other| *other == ix)
-            .expect("every object is in the table")
-            .remove();
+        self.ids.remove(word(&object.id), ix);
         object
     }
 
@@ -300,7 +292,8 @@ impl std::ops::IndexMut<ObjIx> for Objects {
     }
 }
 
-fn id_hash(id: ObjectId) -> u64 {
+/// The first bytes of a digest.
+fn word(id: &ObjectId) -> u64 {
     let (words, _) = id.0.as_chunks::<8>();
-    mix(words.first().copied().map_or(0, u64::from_le_bytes))
+    words.first().copied().map_or(0, u64::from_le_bytes)
 }

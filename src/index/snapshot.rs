@@ -1,10 +1,9 @@
 //! Snapshots: what stands at nodes, and what is known of each.
 
-use hashbrown::HashTable;
-
 use super::{
     Hit, Index, ObjectInfo, Retain, SnapshotInfo, TierSet,
-    node::{Facts, mix},
+    ids::Ids,
+    node::Facts,
     slab::{Ix, NodeIx, ObjIx, Slab, SnapIx},
 };
 use crate::types::{Millis, ObjectId, SnapshotId, TierKind, TokenId, Tokens};
@@ -23,7 +22,7 @@ pub(super) struct Snapshot {
 /// All snapshots.
 pub(super) struct Snapshots {
     slab: Slab<SnapIx, Snapshot>,
-    ids: HashTable<SnapIx>,
+    ids: Ids<SnapIx>,
 }
 
 // === impl Snapshot ===
@@ -47,14 +46,13 @@ impl Snapshots {
     pub(super) fn new() -> Self {
         Self {
             slab: Slab::new(),
-            ids: HashTable::new(),
+            ids: Ids::new(),
         }
     }
 
     pub(super) fn reserve(&mut self, more: usize) {
-        let Self { slab, ids } = self;
-        slab.reserve(more);
-        ids.reserve(more, |ix| id_hash(slab[*ix].id));
+        self.slab.reserve(more);
+        self.ids.reserve(more);
     }
 
     pub(super) fn len(&self) -> usize {
@@ -66,25 +64,19 @@ impl Snapshots {
     }
 
     pub(super) fn find(&self, id: SnapshotId) -> Option<SnapIx> {
-        self.ids
-            .find(id_hash(id), |ix| self.slab[*ix].id == id)
-            .copied()
+        self.ids.find(word(id), |ix| self.slab[ix].id == id)
     }
 
     pub(super) fn insert(&mut self, snapshot: Snapshot) -> SnapIx {
-        let hash = id_hash(snapshot.id);
-        let Self { slab, ids } = self;
-        let ix = slab.insert(snapshot);
-        ids.insert_unique(hash, ix, |ix| id_hash(slab[*ix].id));
+        let word = word(snapshot.id);
+        let ix = self.slab.insert(snapshot);
+        self.ids.insert(word, ix);
         ix
     }
 
     pub(super) fn remove(&mut self, ix: SnapIx) -> Snapshot {
         let snapshot = self.slab.remove(ix);
-        self.ids
-            .find_entry(id_hash(snapshot.id), |other| *other == ix)
-            .expect("every snapshot is in the table")
-            .remove();
+        self.ids.remove(word(snapshot.id), ix);
         snapshot
     }
 }
@@ -104,9 +96,9 @@ impl std::ops::IndexMut<SnapIx> for Snapshots {
 }
 
 /// The low half of an id is random in version 7.
-fn id_hash(id: SnapshotId) -> u64 {
+fn word(id: SnapshotId) -> u64 {
     let (_, low) = id.0.as_u64_pair();
-    mix(low)
+    low
 }
 
 // === impl Index ===

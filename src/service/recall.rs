@@ -1,8 +1,8 @@
 //! A start with the catalog: what was on disk when the daemon ended is known without reading it.
 //!
 //! # What
-//! The rows of the catalog go straight into the index, the table of objects and the records. Two
-//! threads share the work: one fills the index, the other the objects and the conversations. A
+//! The rows of the catalog go straight into the index, the table of objects and the records. Three
+//! threads share the work: one fills the index, one the objects, one the conversations. A
 //! snapshot whose row is no longer right is read from its manifest, as all are without a catalog.
 //!
 //! # Tokens
@@ -29,7 +29,7 @@ use crate::index::{Index, Placing, Spot, TreeKey};
 use crate::pool::Geometry;
 use crate::store::catalog::{Image, PlacedTokens, Row, Stale, TokenRun};
 use crate::store::{DiskTier, Recalled, Refs, StoreError, TokenLog};
-use crate::types::{Millis, Namespace, SnapshotId, Tokens};
+use crate::types::{Generation, Millis, Namespace, SnapshotId, Tokens};
 use crate::util::id_map::IdMap;
 
 /// How often is said how far a start is.
@@ -62,6 +62,15 @@ struct Unverified {
     run: TokenRun,
 }
 
+/// What a record says of a snapshot that has its place.
+struct Recorded {
+    snapshot: SnapshotId,
+    spot: Spot,
+    owner: u32,
+    created: Millis,
+    generation: Generation,
+}
+
 /// What the rows gave.
 struct Filled {
     index: Index<TokenLog>,
@@ -74,6 +83,14 @@ struct Filled {
     unverified: Vec<Unverified>,
     /// Tokens of rows that are in the catalog and not in the index.
     unused: Vec<TokenRun>,
+}
+
+/// What a thread gave.
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+    match thread.join() {
+        Ok(it) => it,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
 }
 
 // === impl Progress ===
@@ -129,15 +146,11 @@ impl Service {
         let Recalled { image, more, bad } = &mut recalled;
         let image = &*image;
         let (filled, conversations) = thread::scope(|scope| {
-            let beside = scope.spawn(|| {
-                manifests.take_objects(image, more, bad)?;
-                self.recall_conversations(image, self.store.refs.as_ref())
-            });
+            let objects = scope.spawn(|| manifests.take_objects(image, more, bad));
+            let names = scope.spawn(|| self.recall_conversations(image, self.store.refs.as_ref()));
             let filled = self.fill(disk, image, log);
-            match beside.join() {
-                Ok(conversations) => (filled, conversations),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
+            let (objects, names) = (joined(objects), joined(names));
+            (filled, objects.and(names))
         });
         let (conversations, branches) = conversations?;
         for bad in &recalled.bad {
@@ -197,7 +210,7 @@ impl Service {
             verify_first,
             unverified: Vec::new(),
         };
-        let mut placed: Vec<(u32, Spot)> = Vec::with_capacity(count);
+        let mut placed: Vec<Recorded> = Vec::with_capacity(count);
         let (mut again, mut twice) = (Vec::new(), Vec::new());
         let mut unused = Vec::new();
         let mut progress = Progress::new(self);
@@ -207,7 +220,13 @@ impl Service {
                 continue;
             }
             match filling.place(number, &row) {
-                Some(Placing::Fresh(spot)) => placed.push((number, spot)),
+                Some(Placing::Fresh(spot)) => placed.push(Recorded {
+                    snapshot: row.snapshot,
+                    spot,
+                    owner: row.owner,
+                    created: row.created,
+                    generation: row.generation,
+                }),
                 Some(Placing::Standing(_)) => {
                     twice.push(row.snapshot);
                     unused.extend(image.runs_of(number));
@@ -224,28 +243,25 @@ impl Service {
         } = filling;
         let mut records = IdMap::with_capacity_and_hasher(count, Default::default());
         let mut found = Vec::with_capacity(count);
-        for (number, spot) in placed {
-            if !image.row(number, &mut row) {
-                continue;
-            }
-            let Some(Some(common)) = owners.get(row.owner as usize) else {
+        for it in placed {
+            let Some(Some(common)) = owners.get(it.owner as usize) else {
                 continue;
             };
-            found.push((row.created, row.snapshot));
+            found.push((it.created, it.snapshot));
             let record = Record {
                 model: Arc::clone(&common.model),
                 namespace: Arc::clone(&common.namespace),
                 state: SaveState::Durable,
-                generation: row.generation,
-                parent: loader.parent(spot),
-                created: row.created,
+                generation: it.generation,
+                parent: loader.parent(it.spot),
+                created: it.created,
                 conversation: None,
                 rid: None,
                 written: 0,
                 failure: None,
                 waiters: 0,
             };
-            records.insert(row.snapshot, record);
+            records.insert(it.snapshot, record);
         }
         Filled {
             index: loader.finish(),

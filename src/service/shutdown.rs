@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::Service;
 use super::core::Core;
+use super::save_state::SaveState;
 use crate::index::Retain;
 use crate::proto::channel::layout::CloseReason;
 
@@ -106,11 +107,16 @@ impl Core {
     /// How many snapshots are in RAM alone, beside those that are never to be written, and how many
     /// conversations changed since they were written.
     pub(super) fn not_durable(&self) -> (usize, usize) {
-        let lost = |id: &&crate::types::SnapshotId| {
+        // Of most the record says enough, and the index would walk up the whole conversation.
+        let waiting = self
+            .records
+            .iter()
+            .filter(|(_, record)| record.state != SaveState::Durable);
+        let lost = waiting.filter(|(id, _)| {
             let info = self.index.snapshot(id);
-            !self.is_durable(id) && info.is_some_and(|info| info.retain != Retain::Transient)
-        };
-        let snapshots = self.records.keys().filter(lost).count();
+            info.is_some_and(|info| info.retain != Retain::Transient)
+        });
+        let snapshots = lost.count();
         (snapshots, self.conversations.dirty())
     }
 }

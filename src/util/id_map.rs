@@ -6,7 +6,7 @@ use std::{
     sync::OnceLock,
 };
 
-/// A map by an id whose bytes are as good as random.
+/// A map by an id whose bytes are as good as random, or by such an id and a little more.
 pub type IdMap<K, V> = HashMap<K, V, IdHash>;
 
 /// Takes the first and the last eight bytes of an id, and a number of this process.

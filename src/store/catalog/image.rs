@@ -57,7 +57,7 @@ pub struct Image {
     known: IdMap<SnapshotId, Known>,
     dead: u64,
     /// The last times of folders of manifests.
-    pub(crate) stamps: HashMap<(Fingerprint, u8), Stamp>,
+    pub(crate) stamps: IdMap<(Fingerprint, u8), Stamp>,
     /// Objects whose files may be there without a name.
     pub(crate) maybe: HashMap<[u8; 8], Fingerprint>,
     pub(crate) doubts: HashSet<SnapshotId>,
@@ -141,8 +141,8 @@ impl Image {
                 Stale::Damaged
             });
         }
-        // A row and what goes with it take some 200 bytes.
-        let rows = bytes.len() / 200;
+        // A row and what goes with it take 150 bytes and more.
+        let rows = bytes.len() / 150;
         let mut image = Self {
             bytes: Vec::new(),
             epoch,
@@ -155,7 +155,7 @@ impl Image {
             kv: Vec::with_capacity(rows),
             known: IdMap::with_capacity_and_hasher(rows, Default::default()),
             dead: 0,
-            stamps: HashMap::new(),
+            stamps: IdMap::default(),
             maybe: HashMap::new(),
             doubts: HashSet::new(),
             vanished: Vec::new(),
