@@ -5,11 +5,13 @@
 //! cargo bench --bench disk -- [FOLDER] [ROUNDS]
 //! ```
 //!
-//! Disks are not equally fast all the time, so every round does everything once, in an order that
-//! turns, and what is compared is the ratio within a round: the tier's bytes a second to those of the
+//! Disks are not equally fast all the time, so every round does everything once, in an order thrown
+//! by dice, and what is compared is the ratio within a round: the tier's bytes a second to those of the
 //! faster plain way. FOLDER (default: the build's temporary one) says which disk; it must not refuse
 //! O_DIRECT. What the tier does beyond the plain file is in its time: checksums of all chunks, rename
 //! and fsync of the folder when it writes; opening, its header and verification when it reads.
+
+mod numbers;
 
 use std::{
     collections::BTreeMap,
@@ -32,6 +34,7 @@ use engram::{
     types::{Fingerprint, Generation, Namespace, ObjectId, ObjectKind, TokenRange},
     util::clock::SystemClock,
 };
+use numbers::Numbers;
 
 const MODEL: Fingerprint = Fingerprint([1; 32]);
 /// A state of 57 MiB, KV of 256 MiB.
@@ -251,9 +254,11 @@ fn measure(folder: &Path, kind: ObjectKind, rounds: usize) {
     };
     plain.map.fill(0, plain.map.len(), 7).expect("its bytes");
     let mut all: BTreeMap<Way, Vec<[Duration; 2]>> = BTreeMap::new();
+    let mut numbers = Numbers(1);
     for round in 0..=rounds {
-        for at in 0..WAYS.len() {
-            let way = WAYS[(at + round) % WAYS.len()];
+        let mut order = WAYS;
+        order.sort_by_cached_key(|_| numbers.next());
+        for way in order {
             let of = usize::from(way == Way::Uring);
             let times = both(way, &plain, [threads, uring], &objects[of]);
             // The first round warms up.

@@ -13,10 +13,10 @@
 //! be trusted, the manifests themselves ([`Manifests::scan`]); no payload is read.
 //!
 //! # Order of writes
-//! Objects first, each shard as temporary file, fsync, rename, then fsync of the folder. The manifest
-//! last, in the same way: its rename is **the commit point**. Deleting goes the other way, manifest
-//! (and fsync) first. So whatever a crash leaves, every manifest's objects are complete; objects that
-//! no manifest names are removed at the next start.
+//! Objects first, each shard as temporary file, fsync, rename, then fsync of the folder, and of those
+//! above it in which it is new. The manifest last, in the same way: its rename is **the commit
+//! point**. Deleting goes the other way, manifest (and fsync) first. So whatever a crash leaves, every
+//! manifest's objects are complete; objects that no manifest names are removed at the next start.
 //!
 //! # Cancellation
 //! All calls block and run to their end. Before the commit point a killed process leaves only what

@@ -46,9 +46,9 @@ use nix::{
     unistd::ftruncate,
 };
 
-/// Bytes copied at a time through a private buffer: with what is read from it, it stays in the
-/// first-level cache.
-const CHUNK: usize = 8 << 10;
+/// Bytes copied at a time through a private buffer: it stays in the first-level cache, and the copy
+/// is one of vectors (a checksum of 256 MiB: 4 KiB 16 GB/s, 16 KiB 11 GB/s).
+const CHUNK: usize = 4 << 10;
 
 /// A mapping of a sealed memfd, readable and writable, shared with whoever has the descriptor.
 pub struct SharedMap {
@@ -259,7 +259,7 @@ impl SharedMap {
         Ok(digest.finalize() as u32)
     }
 
-    /// Calls `f` with private copies of consecutive pieces of `len` bytes at `offset`, 16 KiB at
+    /// Calls `f` with private copies of consecutive pieces of `len` bytes at `offset`, 4 KiB at
     /// most. Allocates nothing.
     pub fn chunks(
         &self,

@@ -295,7 +295,7 @@ impl DiskTier {
             root.sync_file(&temp)?;
             complete.push((temp.rel, target));
         }
-        let folder = root.open_folder(&layout::object_folder(&meta.fingerprint, &meta.id))?;
+        let folders = root.open_folders(&layout::object_folder(&meta.fingerprint, &meta.id))?;
         for (temp, target) in complete {
             // Left by an earlier process, or by a write that failed.
             let old = match root.stat(&target)? {
@@ -306,7 +306,7 @@ impl DiskTier {
             self.dir.ledger.sub(old);
             named.push(target);
         }
-        root.sync_folder(&folder)?;
+        root.sync_folders(folders)?;
         Ok(bytes)
     }
 

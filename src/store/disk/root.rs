@@ -110,6 +110,13 @@ pub(crate) struct Folder {
     rel: Rel,
 }
 
+/// A folder, and what must be fsynced with it so that it stays: from below, each folder that is new
+/// with the one that it lies in.
+pub(crate) struct Folders {
+    own: Folder,
+    above: Vec<(Rel, Folder)>,
+}
+
 /// Why moves through a ring ended early.
 enum Stop {
     Failed(io::Error),

@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-use super::{FILE_MODE, FOLDER_MODE, Folder, Rel, Root, TMP, Temp};
+use super::{FILE_MODE, FOLDER_MODE, Folder, Folders, Rel, Root, TMP, Temp};
 
 impl Root {
     /// Opens a plain file for reading and writing, made if missing.
@@ -31,7 +31,8 @@ impl Root {
         Ok(file)
     }
 
-    /// A fresh file beside `target`, in a folder that is made if missing.
+    /// A fresh file beside `target`, in a folder that is made if missing. Once it has its name, its
+    /// folder is fsynced, and what is above that ([`Self::sync_folders`]).
     pub(crate) fn create_temp(&self, target: &Rel) -> Result<Temp, StoreError> {
         match self.try_create_temp(target) {
             Err(error) if error.is_missing() => {
@@ -48,7 +49,7 @@ impl Root {
     fn try_create_temp(&self, target: &Rel) -> Result<Temp, StoreError> {
         self.writable()?;
         let folder = target.parent();
-        self.make_folders(&folder)?;
+        self.place_folders(&folder)?;
         let rel = folder.join(format!("{TMP}{}", Uuid::new_v4().simple()));
         let file = self.op(Op::Open, &rel, || {
             let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
@@ -216,12 +217,54 @@ impl Root {
 
     /// Makes a folder and its parents, all durable.
     pub(crate) fn make_folders(&self, rel: &Rel) -> Result<(), StoreError> {
+        self.place_folders(rel)?;
+        self.sync_above(self.open_above(rel)?)
+    }
+
+    /// A folder, and those above it in which the one below is not known to be durable. They are opened
+    /// before a file in it gets its name: what can fail after that is only an fsync.
+    pub(crate) fn open_folders(&self, rel: &Rel) -> Result<Folders, StoreError> {
+        Ok(Folders {
+            own: self.open_folder(rel)?,
+            above: self.open_above(rel)?,
+        })
+    }
+
+    /// What is in a folder is durable after this, and the folder is. Once the first is on the medium,
+    /// most file systems have nothing left to do for the others.
+    pub(crate) fn sync_folders(&self, folders: Folders) -> Result<(), StoreError> {
+        self.sync_folder(&folders.own)?;
+        self.sync_above(folders.above)
+    }
+
+    /// Folders that are not known to be durable, and what each lies in.
+    fn open_above(&self, rel: &Rel) -> Result<Vec<(Rel, Folder)>, StoreError> {
+        let mut above = Vec::new();
+        let mut rel = rel.clone();
+        while !self.durable.lock().contains(&rel) {
+            let parent = rel.parent();
+            above.push((rel, self.open_folder(&parent)?));
+            rel = parent;
+        }
+        Ok(above)
+    }
+
+    fn sync_above(&self, above: Vec<(Rel, Folder)>) -> Result<(), StoreError> {
+        for (rel, parent) in above {
+            self.sync_folder(&parent)?;
+            self.durable.lock().insert(rel);
+        }
+        Ok(())
+    }
+
+    /// Makes a folder and its parents. Those that are new are durable after [`Self::sync_folders`].
+    fn place_folders(&self, rel: &Rel) -> Result<(), StoreError> {
         if self.durable.lock().contains(rel) {
             return Ok(());
         }
         self.writable()?;
         let parent = rel.parent();
-        self.make_folders(&parent)?;
+        self.place_folders(&parent)?;
         let folder = self.open_folder(&parent)?;
         let made = self.op(Op::Mkdir, rel, || {
             match mkdirat(&folder.file, rel.name(), FOLDER_MODE) {
@@ -233,8 +276,6 @@ impl Root {
         if made > 0 {
             self.faults.did(&Done::Mkdir(rel.as_path()));
         }
-        self.sync_folder(&folder)?;
-        self.durable.lock().insert(rel.clone());
         Ok(())
     }
 
@@ -244,12 +285,12 @@ impl Root {
         let done = self
             .write(&temp, 0, bytes)
             .and_then(|()| self.sync_file(&temp))
-            .and_then(|()| self.open_folder(&target.parent()))
-            .and_then(|folder| self.rename(&temp.rel, target).map(|()| folder));
+            .and_then(|()| self.open_folders(&target.parent()))
+            .and_then(|folders| self.rename(&temp.rel, target).map(|()| folders));
         match done {
-            Ok(folder) => {
+            Ok(folders) => {
                 self.counters.wrote_file();
-                self.sync_folder(&folder)
+                self.sync_folders(folders)
             }
             Err(error) => {
                 self.discard(&temp.rel);
