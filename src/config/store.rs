@@ -40,7 +40,7 @@ pub struct Disk {
     pub min_free: Budget,
     /// Most bytes of bad files that are kept aside, within the budget. Default: `"1 GiB"`.
     pub quarantine: ByteSize,
-    /// Threads that read or write one large object together. Default: `4`.
+    /// Threads that read or write one large object together. Default: `8`.
     pub io_threads: u32,
     /// Who reads and writes large objects: `"threads"`, or `"uring"` (one thread and io_uring; threads,
     /// and a warning, where the kernel or a filter of system calls has none). Default: `"threads"`.
@@ -156,7 +156,7 @@ impl Default for Disk {
             budget: Budget::Auto,
             min_free: Budget::Auto,
             quarantine: ByteSize::gib(1),
-            io_threads: 4,
+            io_threads: 8,
             io_engine: store::IoEngine::Threads,
             direct_io: true,
         }

@@ -42,7 +42,8 @@ pub struct DiskConfig {
     /// `bytes`. Default: `1 GiB`.
     #[serde(default = "DiskConfig::default_quarantine")]
     pub quarantine: ByteSize,
-    /// Threads that read or write one large object together. Default: `4`.
+    /// Threads that read or write one large object together, as many reads or writes
+    /// under way. Default: `8`.
     #[serde(default = "DiskConfig::default_io_threads")]
     pub io_threads: u32,
     /// Who reads and writes large objects. Default: `"threads"`.
@@ -200,7 +201,7 @@ impl DiskConfig {
     }
 
     fn default_io_threads() -> u32 {
-        4
+        8
     }
 
     fn default_direct_io() -> bool {
