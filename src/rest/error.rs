@@ -26,6 +26,8 @@ pub enum ErrorType {
     NoState,
     /// The turn is known, and not what was said in it: 409.
     TokensUnknown,
+    /// There is one of that name: 409.
+    AlreadyExists,
     /// The snapshot belongs to another model, shape or namespace: 409.
     Mismatch,
     /// Something that is being read or written is in the way: 409.
@@ -83,7 +85,7 @@ struct Detail<'a> {
 
 impl ErrorType {
     /// Every type, for documents and tests.
-    pub const ALL: [ErrorType; 20] = [
+    pub const ALL: [ErrorType; 21] = [
         ErrorType::InvalidRequest,
         ErrorType::Unauthorized,
         ErrorType::HostNotAllowed,
@@ -92,6 +94,7 @@ impl ErrorType {
         ErrorType::RequestTimeout,
         ErrorType::NoState,
         ErrorType::TokensUnknown,
+        ErrorType::AlreadyExists,
         ErrorType::Mismatch,
         ErrorType::Conflict,
         ErrorType::TooLarge,
@@ -117,6 +120,7 @@ impl ErrorType {
             ErrorType::RequestTimeout => "request_timeout",
             ErrorType::NoState => "no_state",
             ErrorType::TokensUnknown => "tokens_unknown",
+            ErrorType::AlreadyExists => "already_exists",
             ErrorType::Mismatch => "mismatch",
             ErrorType::Conflict => "conflict",
             ErrorType::TooLarge => "too_large",
@@ -143,6 +147,7 @@ impl ErrorType {
             ErrorType::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
             ErrorType::NoState
             | ErrorType::TokensUnknown
+            | ErrorType::AlreadyExists
             | ErrorType::Mismatch
             | ErrorType::Conflict => StatusCode::CONFLICT,
             ErrorType::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,

@@ -277,14 +277,7 @@ impl Service {
         core.know(model);
         core.records.insert(id, record);
         self.supersede(core, commit, id, boundary);
-        if self.store.disk.is_some() {
-            let due = self
-                .clock
-                .monotonic()
-                .saturating_add(self.config.write_after);
-            core.queue.push(id, due);
-            self.wake.notify_one();
-        }
+        self.keep(core, commit.conversation, commit.owner, id);
         let bytes = fresh.iter().map(Object::bytes).fold(0, u64::saturating_add);
         self.metrics
             .saved_tokens
@@ -315,8 +308,18 @@ impl Service {
                 return;
             }
             let waiting = core.queue.contains(&older);
+            // A policy may have it wait for RAM's need of the room instead.
+            let left = self.store.disk.is_some()
+                && core.records.get(&older).is_some_and(|record| {
+                    record.state == SaveState::Visible && record.failure.is_none()
+                });
             let named = core.conversations.is_named(older) || info.retain == Retain::Promised;
-            if waiting && !named && core.queue.cancel(&older) {
+            let superseded = match waiting {
+                _ if named => false,
+                true => core.queue.cancel(&older),
+                false => left,
+            };
+            if superseded {
                 core.index.set_retain(&older, Retain::Transient);
                 self.metrics.superseded.inc();
             }

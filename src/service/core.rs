@@ -12,6 +12,7 @@ use super::conversations::{ConversationKey, Conversations};
 use super::promises::Promises;
 use super::save_state::SaveState;
 use super::trouble::Trouble;
+use super::unsaved::Unsaved;
 use crate::index::{Index, LeaseToken, Removed};
 use crate::pool::Geometry;
 use crate::store::TokenLog;
@@ -139,6 +140,8 @@ pub struct Core {
     pub unnamed: HashSet<ObjectId>,
     /// Conversations with names that a save gave and that may yet be taken back.
     pub in_doubt: HashSet<ConversationKey>,
+    /// Newest states that are not written.
+    pub unsaved: Unsaved,
     /// Snapshots that were deleted by name, the latest last: who waits for one learns why it went.
     deleted: VecDeque<SnapshotId>,
     /// Models of which something is, or was lately, kept.
@@ -273,6 +276,7 @@ impl Core {
             promises: Promises::default(),
             unnamed: HashSet::new(),
             in_doubt: HashSet::new(),
+            unsaved: Unsaved::default(),
             deleted: VecDeque::new(),
             models: HashMap::new(),
             generation,

@@ -28,6 +28,14 @@ pub enum ServiceError {
         /// Why not.
         why: &'static str,
     },
+    /// There is one of this name already.
+    #[error("there is a {what} `{name}` already")]
+    Exists {
+        /// "conversation".
+        what: &'static str,
+        /// The name as it was asked for.
+        name: String,
+    },
     /// It was there when the request came, and was deleted before the request was done.
     #[error("snapshot {snapshot} was deleted meanwhile")]
     Deleted {
@@ -102,6 +110,8 @@ pub enum ErrorKind {
     NoState,
     /// 409 `tokens_unknown`.
     TokensUnknown,
+    /// 409 `already_exists`.
+    Exists,
     /// 409 `mismatch`.
     Mismatch,
     /// 400.
@@ -133,6 +143,7 @@ impl ServiceError {
             Self::NotFound { .. } | Self::Deleted { .. } => ErrorKind::NotFound,
             Self::NoState { .. } => ErrorKind::NoState,
             Self::TokensUnknown { .. } => ErrorKind::TokensUnknown,
+            Self::Exists { .. } => ErrorKind::Exists,
             Self::Mismatch { .. } | Self::OtherModel { .. } => ErrorKind::Mismatch,
             Self::Invalid(_) => ErrorKind::Invalid,
             Self::Unauthorized => ErrorKind::Unauthorized,
@@ -156,6 +167,7 @@ impl ErrorKind {
             Self::NotFound => "not_found",
             Self::NoState => "no_state",
             Self::TokensUnknown => "tokens_unknown",
+            Self::Exists => "already_exists",
             Self::Mismatch => "mismatch",
             Self::Invalid => "invalid",
             Self::Unauthorized => "unauthorized",

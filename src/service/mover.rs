@@ -21,7 +21,7 @@ use super::Service;
 use super::conversations::{ConversationKey, IN_RAM};
 use super::core::{Failure, Model, Removal};
 use crate::index::{Action, Hit};
-use crate::store::{self, StoreError, Stored, Tier};
+use crate::store::{self, ErrorKind, StoreError, Stored, Tier};
 use crate::types::TierKind;
 
 /// The longest sleep; levels of tiers are told as often.
@@ -454,10 +454,18 @@ impl Service {
             let name = store::ConversationKey::of(key.tenant.as_deref(), &key.name);
             if self.core.lock().conversations.is_shelved(&key) {
                 // What is written anew must have what only the record has.
-                let read = refs.get(&name).unwrap_or_else(|error| {
-                    self.disk_failed("read", &error);
-                    None
-                });
+                let read = match refs.get(&name) {
+                    Ok(read) => read,
+                    Err(error) => {
+                        self.disk_failed("read", &error);
+                        if error.kind() != ErrorKind::Data {
+                            self.core.lock().conversations.mark_dirty(key);
+                            failed = true;
+                            continue;
+                        }
+                        None
+                    }
+                };
                 self.core.lock().conversations.unshelve(&key, read);
             }
             let stored = self.core.lock().stored(&key);

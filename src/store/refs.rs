@@ -21,6 +21,7 @@ use super::sealed_json::Record;
 const MAX_NAME: usize = 16 << 10;
 const MAX_TURNS: usize = 100_000;
 const MAX_BRANCHES: usize = 4096;
+const MAX_MARKS: usize = 4096;
 
 /// Digits of a [`StreamPrint`].
 const PRINT_DIGITS: usize = 48;
@@ -50,6 +51,28 @@ pub struct OriginRef {
     pub turn: u32,
 }
 
+/// What somebody noted of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MarkRef {
+    /// It is kept from eviction.
+    pub pinned: bool,
+    /// For people.
+    pub label: Option<Box<str>>,
+}
+
+/// Which states of a conversation are written by themselves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RulesRef {
+    /// The name of the policy.
+    pub policy: String,
+    /// See the policy.
+    pub every_n_turns: u32,
+    /// In milliseconds.
+    pub min_interval: u64,
+}
+
 /// Names the file of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConversationKey(pub [u8; 32]);
@@ -66,6 +89,9 @@ pub struct TurnRef {
     pub boundary: u32,
     /// Tokens of prompt and answer together.
     pub total_tokens: u32,
+    /// Those of the prompt, if they were counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens: Option<u32>,
     /// The request.
     pub rid: String,
     /// When it ended.
@@ -105,6 +131,12 @@ pub struct ConversationRef {
     /// Where it parted from another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<OriginRef>,
+    /// What was noted of its snapshots.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub marks: BTreeMap<SnapshotId, MarkRef>,
+    /// Its own rules of saving.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rules: Option<RulesRef>,
 }
 
 // === impl StreamPrint ===
@@ -194,13 +226,21 @@ impl ConversationRef {
             updated: now,
             unnamed: false,
             origin: None,
+            marks: BTreeMap::new(),
+            rules: None,
         }
     }
 
     /// It has only what version 1 has.
     fn is_plain(&self) -> bool {
-        let plain = |t: &TurnRef| t.tail.is_none() && t.print.is_none() && t.said.is_none();
-        !self.unnamed && self.origin.is_none() && self.turns.iter().all(plain)
+        let plain = |t: &TurnRef| {
+            t.tail.is_none() && t.print.is_none() && t.said.is_none() && t.prompt_tokens.is_none()
+        };
+        !self.unnamed
+            && self.origin.is_none()
+            && self.marks.is_empty()
+            && self.rules.is_none()
+            && self.turns.iter().all(plain)
     }
 
     /// The key of its file.
@@ -240,15 +280,29 @@ impl Record for ConversationRef {
         {
             return Err("an empty or too long name".into());
         }
-        if self.turns.len() > MAX_TURNS || self.branches.len() > MAX_BRANCHES {
-            return Err("too many turns or branches".into());
+        if let Some(rules) = &self.rules
+            && (rules.every_n_turns == 0 || long(&rules.policy))
+        {
+            return Err("rules that are none".into());
+        }
+        let labels = self.marks.values().filter_map(|mark| mark.label.as_deref());
+        if labels.into_iter().any(long) {
+            return Err("a too long label".into());
+        }
+        if self.turns.len() > MAX_TURNS
+            || self.branches.len() > MAX_BRANCHES
+            || self.marks.len() > MAX_MARKS
+        {
+            return Err("too many turns, branches or marks".into());
         }
         if !self.turns.is_sorted_by(|a, b| a.turn < b.turn) {
             return Err("turns out of order".into());
         }
         for turn in &self.turns {
             let fits = turn.boundary <= turn.total_tokens;
-            if turn.turn == 0 || !fits || (turn.snapshot.is_none() && turn.boundary != 0) {
+            let prompt = turn.prompt_tokens.unwrap_or(0) <= turn.total_tokens;
+            if turn.turn == 0 || !fits || !prompt || (turn.snapshot.is_none() && turn.boundary != 0)
+            {
                 return Err(format!("turn {} contradicts itself", turn.turn));
             }
             let beyond = turn.total_tokens - turn.boundary;
@@ -301,146 +355,4 @@ mod text {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::sealed_json;
-
-    fn turn(turn: u32) -> TurnRef {
-        TurnRef {
-            turn,
-            snapshot: Some(SnapshotId::new()),
-            boundary: 256,
-            total_tokens: 300,
-            rid: "r".into(),
-            finished: Millis(5),
-            finish: "stop".into(),
-            tail: None,
-            print: None,
-            said: None,
-        }
-    }
-
-    /// A file as version 1 had it.
-    fn of_version_1(turn: &str) -> Vec<u8> {
-        let body = format!(
-            r#"{{"format_version":1,"conversation":"c","tenant":null,"turns":[{{"turn":1,"snapshot":null,"boundary":0,"total_tokens":3,"rid":"r","finished":5,"finish":"stop"{turn}}}],"branches":{{}},"updated":7"#
-        );
-        let sum = blake3::hash(body.as_bytes()).to_hex();
-        format!("{body},\"checksum\":\"{sum}\"}}\n").into_bytes()
-    }
-
-    #[test]
-    fn version_1_is_read_and_has_nothing_of_version_2() {
-        let read: ConversationRef = sealed_json::decode(&of_version_1("")).unwrap();
-        assert_eq!(read.format_version, ConversationRef::FORMAT);
-        assert_eq!((read.turns.len(), &read.turns[0].tail), (1, &None));
-        let again = sealed_json::encode(&read).unwrap();
-        assert_eq!(
-            sealed_json::decode::<ConversationRef>(&again).unwrap(),
-            read
-        );
-        let newer = of_version_1(r#","tail":[1,2,3]"#);
-        let bad = sealed_json::decode::<ConversationRef>(&newer).unwrap_err();
-        assert!(bad.detail.contains("more than its version"), "{bad:?}");
-        let future = ConversationRef {
-            format_version: 3,
-            ..read
-        };
-        assert!(sealed_json::encode(&future).is_err());
-    }
-
-    #[test]
-    fn a_print_is_its_digits() {
-        let print = StreamPrint {
-            digest: [0xab; 16],
-            chain: 7,
-        };
-        let text = print.to_string();
-        assert_eq!(text.len(), PRINT_DIGITS);
-        assert_eq!(text.parse(), Ok(print));
-        for bad in [
-            "",
-            &text[1..],
-            &text.to_uppercase(),
-            &format!("{text}0"),
-            "é",
-        ] {
-            assert_eq!(bad.parse::<StreamPrint>(), Err(NoPrint), "{bad}");
-        }
-    }
-
-    #[test]
-    fn round_trip_and_limits() {
-        let mut conversation = ConversationRef::new(None, "c".into(), Millis(1));
-        conversation.turns = vec![turn(1), turn(2), turn(5)];
-        conversation.turns[1].tail = Some(Arc::from([9; 44]));
-        conversation.turns[1].print = Some(StreamPrint {
-            digest: [1; 16],
-            chain: u64::MAX,
-        });
-        conversation.turns[2].said = Some(Arc::from(r#"[{"role":"user"}]"#));
-        conversation.unnamed = true;
-        conversation.origin = Some(OriginRef {
-            conversation: "d".into(),
-            turn: 4,
-        });
-        conversation
-            .branches
-            .insert("main".into(), SnapshotId::new());
-        let bytes = sealed_json::encode(&conversation).unwrap();
-        let read: ConversationRef = sealed_json::decode(&bytes).unwrap();
-        assert_eq!(read, conversation);
-
-        let refused = |change: &dyn Fn(&mut ConversationRef)| {
-            let mut bad = conversation.clone();
-            change(&mut bad);
-            assert!(sealed_json::encode(&bad).is_err());
-        };
-        refused(&|c| c.conversation.clear());
-        refused(&|c| c.conversation = "x".repeat(MAX_NAME + 1));
-        refused(&|c| c.turns.swap(0, 1));
-        refused(&|c| c.turns[1].turn = 1);
-        refused(&|c| c.turns[0].turn = 0);
-        refused(&|c| c.turns[0].boundary = 301);
-        refused(&|c| c.turns[0].snapshot = None);
-        refused(&|c| c.turns[0].tail = Some(Arc::from([1; 43])));
-        refused(&|c| {
-            c.origin = Some(OriginRef {
-                conversation: String::new(),
-                turn: 1,
-            });
-        });
-    }
-
-    #[test]
-    fn hostile_names_only_become_hashes() {
-        let names = [
-            "../x",
-            "/abs",
-            "a\0b",
-            ".",
-            "",
-            "é\u{202E}",
-            &"x".repeat(300),
-        ];
-        let mut keys: Vec<String> = names
-            .iter()
-            .flat_map(|name| [None, Some(""), Some("a"), Some("../x")].map(|t| (t, name)))
-            .map(|(tenant, name)| ConversationKey::of(tenant, name).to_hex())
-            .collect();
-        assert!(
-            keys.iter()
-                .all(|key| { key.len() == 64 && key.chars().all(|c| c.is_ascii_hexdigit()) })
-        );
-        let all = keys.len();
-        keys.sort();
-        keys.dedup();
-        assert_eq!(keys.len(), all);
-        // A tenant cannot run into a name.
-        let (a, b) = (
-            ConversationKey::of(Some("a"), "bc"),
-            ConversationKey::of(Some("ab"), "c"),
-        );
-        assert_ne!(a, b);
-    }
-}
+mod tests;

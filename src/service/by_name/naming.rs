@@ -128,6 +128,7 @@ impl Service {
                 snapshot: Some(id),
                 boundary: info.boundary,
                 total_tokens: total.max(info.boundary),
+                prompt_tokens: source.and_then(|turn| turn.prompt_tokens),
                 rid: found.rid.clone().unwrap_or_else(|| key.name.clone()),
                 finished: now.max(conversation.map_or(now, |it| it.updated)),
                 finish: "stop",

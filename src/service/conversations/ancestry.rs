@@ -83,7 +83,8 @@ impl Conversations {
     pub fn go_on(&mut self, owner: Owner, known: &Known) -> Option<ConversationKey> {
         let from = self.open.get(&owner)?.clone();
         let own = self.all.get(&from)?;
-        let fresh = own.turns.is_empty() && own.branches.is_empty();
+        let named = !own.branches.is_empty() || !own.marks.is_empty() || own.rules.is_some();
+        let fresh = own.turns.is_empty() && !named;
         let last = self.all.get(&known.key)?.turns.last()?;
         let next = last.number == known.turn && last.print == Some(known.print);
         if from == known.key || !own.unnamed || !fresh {

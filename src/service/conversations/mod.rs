@@ -30,7 +30,9 @@
 //! those of the latest turns that find room in it.
 
 mod ancestry;
+mod marks;
 mod names;
+mod parts;
 mod select;
 mod shelf;
 mod stored;
@@ -38,139 +40,32 @@ mod stream;
 mod tail;
 #[cfg(test)]
 mod tests;
+mod view;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::types::{Millis, SessionId, SnapshotId};
+use crate::types::{Millis, SnapshotId};
 use crate::util::id_map::IdMap;
 
 pub use ancestry::Known;
+pub use marks::Mark;
+pub use parts::{
+    Conversation, ConversationKey, Deferred, Ending, Live, NoRoom, Origin, Owner, Pace, Turn,
+};
 pub use select::{Found, Need, Pick};
 pub use shelf::IN_RAM;
 pub use stored::MAX_BRANCHES;
 pub use stream::TokenStream;
 pub use tail::{Chain, Tail, digest_of, print_of};
+pub use view::{
+    BranchRow, Compared, Comparison, ConversationView, ForkRow, OriginRow, Relation, TreeNode,
+    TreeTurn, TurnRow,
+};
 
+use super::saving::SavingRules;
 use crate::store::StreamPrint;
 use ancestry::Prints;
-
-/// Name of a conversation within a tenant.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct ConversationKey {
-    /// Tenant, if there is one.
-    pub tenant: Option<Arc<str>>,
-    /// The `session_id`, or a rid.
-    pub name: Arc<str>,
-}
-
-/// A request under way: the worker's session and its number there.
-pub type Owner = (SessionId, u64);
-
-/// One finished turn.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Turn {
-    /// Counted from 1.
-    pub number: u32,
-    /// The deepest snapshot on its token path.
-    pub snapshot: Option<SnapshotId>,
-    /// Boundary of that snapshot.
-    pub boundary: u32,
-    /// Tokens of prompt and answer.
-    pub total_tokens: u32,
-    /// The request.
-    pub rid: Arc<str>,
-    /// When it finished.
-    pub finished: Millis,
-    /// How: `stop`, `length`, `abort`, `error`.
-    pub finish: &'static str,
-    /// Its tokens beyond its snapshot; `None`: they were never known, or are not any more.
-    pub tail: Option<Tail>,
-    /// What all of its tokens are known by.
-    pub print: Option<StreamPrint>,
-    /// What was said in it: a JSON list of messages.
-    pub said: Option<Arc<str>>,
-}
-
-/// How a request ended.
-#[derive(Clone, Debug, Default)]
-pub struct Ending {
-    /// Tokens of prompt and answer.
-    pub total_tokens: u32,
-    /// `stop`, `length`, `abort`, `error`.
-    pub finish: &'static str,
-    /// Its last tokens, if they are known.
-    pub tail: Option<Tail>,
-    /// What all of them are known by.
-    pub print: Option<StreamPrint>,
-}
-
-/// Where a conversation parted from another one of its tenant.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Origin {
-    /// The other's name.
-    pub conversation: Arc<str>,
-    /// The last turn that both have.
-    pub turn: u32,
-}
-
-/// A request that is not closed yet.
-#[derive(Clone, Debug)]
-pub struct Live {
-    /// Its request id.
-    pub rid: Arc<str>,
-    /// The deepest visible snapshot that it made or found.
-    pub snapshot: Option<SnapshotId>,
-    /// Boundary of that snapshot.
-    pub boundary: u32,
-    /// Tokens known so far.
-    pub tokens: u32,
-    /// Saves that may still become visible.
-    pub saves: u32,
-    /// The turn that it became, once it finished.
-    pub turn: Option<u32>,
-    /// When it last changed.
-    pub changed: Millis,
-}
-
-/// Why a state is not in RAM.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub enum NoRoom {
-    /// RAM was full.
-    Now,
-    /// It is larger than RAM.
-    Ever,
-    /// Its namespace holds its quota.
-    Quota {
-        /// Bytes that it holds.
-        used: u64,
-        /// Bytes that it may hold.
-        quota: u64,
-        /// Bytes of the state and its KV.
-        need: u64,
-    },
-}
-
-/// One conversation.
-#[derive(Clone, Debug, Default)]
-pub struct Conversation {
-    /// Turns, ascending by number.
-    pub turns: Vec<Turn>,
-    /// Named branches.
-    pub branches: BTreeMap<String, SnapshotId>,
-    /// Requests under way.
-    pub live: HashMap<Owner, Live>,
-    /// RAM had no room for the last state that was offered.
-    pub no_room: Option<NoRoom>,
-    /// Last change.
-    pub updated: Millis,
-    /// No client named it.
-    pub unnamed: bool,
-    /// Where it parted from another.
-    pub origin: Option<Origin>,
-    /// Tails and messages of its turns are on disk alone.
-    pub shelved: bool,
-}
 
 /// All conversations.
 #[derive(Debug, Default)]
@@ -184,58 +79,14 @@ pub struct Conversations {
     open: HashMap<Owner, ConversationKey>,
     /// Changed since the last [`Conversations::take_dirty`].
     dirty: HashSet<ConversationKey>,
+    /// In which conversation something is noted of a snapshot.
+    marked: HashMap<SnapshotId, ConversationKey>,
     /// Turns by their tokens.
     prints: Prints,
     /// What was said in turns that are not over yet.
     said: shelf::Early,
     /// Bytes of tails and messages in memory.
     weight: usize,
-}
-
-// === impl ConversationKey ===
-
-impl ConversationKey {
-    /// The conversation `name` of `tenant`.
-    pub fn new(tenant: Option<&str>, name: &str) -> Self {
-        Self {
-            tenant: tenant.map(Arc::from),
-            name: Arc::from(name),
-        }
-    }
-}
-
-// === impl Conversation ===
-
-impl Conversation {
-    /// The turn of this number.
-    pub fn turn(&self, number: u32) -> Option<&Turn> {
-        self.turns.iter().find(|turn| turn.number == number)
-    }
-
-    fn turn_mut(&mut self, number: u32) -> Option<&mut Turn> {
-        self.turns.iter_mut().find(|turn| turn.number == number)
-    }
-
-    /// The number that the next turn gets.
-    pub fn next_number(&self) -> u32 {
-        self.turns
-            .last()
-            .map_or(1, |turn| turn.number.saturating_add(1))
-    }
-
-    /// Every snapshot that a turn or a branch names, once.
-    pub fn snapshots(&self) -> HashSet<SnapshotId> {
-        let turns = self.turns.iter().filter_map(|turn| turn.snapshot);
-        turns.chain(self.branches.values().copied()).collect()
-    }
-
-    fn names(&self, snapshot: SnapshotId) -> bool {
-        let turn = self
-            .turns
-            .iter()
-            .any(|turn| turn.snapshot == Some(snapshot));
-        turn || self.branches.values().any(|id| *id == snapshot)
-    }
 }
 
 // === impl Conversations ===
@@ -276,6 +127,7 @@ impl Conversations {
             boundary: 0,
             tokens: 0,
             saves: 0,
+            tool_call: false,
             turn: None,
             changed: now,
         };
@@ -385,6 +237,7 @@ impl Conversations {
     ) -> Option<u32> {
         let Ending {
             total_tokens,
+            prompt_tokens,
             finish,
             tail,
             print,
@@ -406,6 +259,7 @@ impl Conversations {
             snapshot: live.snapshot,
             boundary: live.boundary,
             total_tokens,
+            prompt_tokens: prompt_tokens.filter(|prompt| *prompt <= total_tokens),
             rid: Arc::clone(&live.rid),
             finished: now,
             finish,
@@ -443,14 +297,10 @@ impl Conversations {
                 None
             }
         };
-        // The turn before often begins this one's tokens.
+        // The turns before often begin this one's tokens.
         let (earlier, later) = conversation.turns.split_at_mut(at);
-        if let Some((earlier, later)) = earlier.last_mut().zip(later.first())
-            && let Some(tail) = later.tail.as_ref().filter(|_| !later.shares_tail())
-        {
-            weights.0 += earlier.weight();
-            earlier.share_tail(tail);
-            weights.1 += earlier.weight();
+        if let Some(tail) = later.first().and_then(|later| later.tail.as_ref()) {
+            weights.0 += tail::share(earlier, tail);
         }
         self.weigh(weights.0, weights.1);
         self.learn_print(key, number);
@@ -485,7 +335,9 @@ impl Conversations {
             return;
         }
         let named = |it: &Conversation| {
-            !it.branches.is_empty() || it.turns.iter().any(|turn| turn.snapshot.is_some())
+            !it.branches.is_empty()
+                || !it.marks.is_empty()
+                || it.turns.iter().any(|turn| turn.snapshot.is_some())
         };
         let idle = |it: &Conversation| it.live.is_empty() && !named(it);
         let mut idle: Vec<_> = self.all.iter().filter(|(_, it)| idle(it)).collect();
@@ -556,8 +408,13 @@ impl Conversations {
     }
 
     fn drop_if_empty(&mut self, key: &ConversationKey) {
-        let empty =
-            |it: &Conversation| it.turns.is_empty() && it.branches.is_empty() && it.live.is_empty();
+        let empty = |it: &Conversation| {
+            it.turns.is_empty()
+                && it.branches.is_empty()
+                && it.live.is_empty()
+                && it.marks.is_empty()
+                && it.rules.is_none()
+        };
         if self.all.get(key).is_some_and(empty) {
             self.remove(key);
         }

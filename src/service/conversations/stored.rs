@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::super::core::{Core, Record};
-use super::{Conversation, ConversationKey, Conversations, Known, Origin, Owner, Tail, Turn};
+use super::super::saving::SavingRules;
+use super::{Conversation, ConversationKey, Conversations, Known, Mark, Origin, Owner, Tail, Turn};
 use crate::index::Pin;
 use crate::proto::channel::layout::Finish;
-use crate::store::{ConversationRef, OriginRef, TurnRef};
+use crate::store::{ConversationRef, MarkRef, OriginRef, RulesRef, TurnRef};
 use crate::types::{SnapshotId, TokenId};
 use crate::util::id_map::IdMap;
 
@@ -47,9 +49,13 @@ impl Core {
             tokens: MAX_TAILS,
             said: MAX_SAID,
         };
-        let turns = conversation.turns.iter().skip(skip).rev();
-        let mut turns: Vec<TurnRef> = turns
-            .map(|turn| self.stored_turn(turn, &mut room))
+        let turns = conversation.turns.get(skip..).unwrap_or_default();
+        let later = turns.iter().skip(1).map(Some).chain([None]);
+        let pairs: Vec<_> = turns.iter().zip(later).collect();
+        let mut turns: Vec<TurnRef> = pairs
+            .into_iter()
+            .rev()
+            .map(|(turn, later)| self.stored_turn(turn, later, &mut room))
             .collect();
         turns.reverse();
         let branches = conversation
@@ -58,14 +64,29 @@ impl Core {
             .filter(|(_, id)| self.is_durable(id));
         let branches: BTreeMap<String, SnapshotId> =
             branches.map(|(name, id)| (name.clone(), *id)).collect();
+        let marks = conversation.marks.iter();
+        let marks = marks.filter(|(id, _)| self.is_durable(id));
+        let marks: BTreeMap<SnapshotId, MarkRef> = marks
+            .map(|(id, Mark { pinned, label })| {
+                let (pinned, label) = (*pinned, label.clone());
+                (*id, MarkRef { pinned, label })
+            })
+            .collect();
         let worth = |turn: &TurnRef| turn.snapshot.is_some() || turn.tail.is_some();
-        if branches.is_empty() && !turns.iter().any(worth) {
+        let rules = conversation.rules;
+        if branches.is_empty() && marks.is_empty() && rules.is_none() && !turns.iter().any(worth) {
             return None;
         }
         let tenant = key.tenant.as_deref().map(str::to_owned);
         let mut stored = ConversationRef::new(tenant, key.name.to_string(), conversation.updated);
         stored.turns = turns;
         stored.branches = branches;
+        stored.marks = marks;
+        stored.rules = rules.map(|rules| RulesRef {
+            policy: rules.policy.as_str().to_owned(),
+            every_n_turns: rules.every_n_turns,
+            min_interval: u64::try_from(rules.min_interval.as_millis()).unwrap_or(u64::MAX),
+        });
         stored.unnamed = conversation.unnamed;
         stored.origin = conversation.origin.as_ref().map(|origin| OriginRef {
             conversation: origin.conversation.to_string(),
@@ -74,7 +95,7 @@ impl Core {
         Some(stored)
     }
 
-    fn stored_turn(&self, turn: &Turn, room: &mut Room) -> TurnRef {
+    fn stored_turn(&self, turn: &Turn, later: Option<&Turn>, room: &mut Room) -> TurnRef {
         // The way up is walked only for the few that are not durable yet.
         let durable = |(id, boundary): (SnapshotId, u32)| match self.is_durable(&id) {
             true => Some((id, boundary)),
@@ -87,7 +108,12 @@ impl Core {
         let found = found.filter(|(_, boundary)| *boundary <= turn.total_tokens);
         let boundary = found.map_or(0, |(_, boundary)| boundary);
         room.turns += 1;
-        let tail = self.stored_tail(turn, boundary, room.tokens);
+        // What the next turn's record has is not written twice.
+        let twice = turn.print.is_some() && later.is_some_and(|later| turn.shares_tail(later));
+        let tail = match twice {
+            true => None,
+            false => self.stored_tail(turn, boundary, room.tokens),
+        };
         if let Some(tail) = &tail {
             room.tokens -= tail.len();
         }
@@ -103,6 +129,7 @@ impl Core {
             snapshot: found.map(|(id, _)| id),
             boundary,
             total_tokens: turn.total_tokens,
+            prompt_tokens: turn.prompt_tokens,
             rid: turn.rid.to_string(),
             finished: turn.finished,
             finish: turn.finish.to_owned(),
@@ -112,11 +139,10 @@ impl Core {
         }
     }
 
-    /// The tokens of a turn from `boundary` on, if there are at most so many. Those that a later turn
-    /// has are left to that one.
+    /// The tokens of a turn from `boundary` on, if there are at most so many.
     fn stored_tail(&self, turn: &Turn, boundary: u32, most: usize) -> Option<Arc<[TokenId]>> {
         let len = (turn.total_tokens - boundary) as usize;
-        if len > most || (turn.shares_tail() && turn.print.is_some()) {
+        if len > most {
             return None;
         }
         let beyond = turn.beyond()?;
@@ -194,13 +220,24 @@ impl Core {
         conversations.take_dirty();
     }
 
-    /// The branches of a conversation come back.
+    /// The branches and marks of a conversation come back.
     pub fn name_branches(&mut self, stored: &ConversationRef) {
         let key = ConversationKey::new(stored.tenant.as_deref(), &stored.conversation);
         for (name, id) in &stored.branches {
             if self.index.pin(id, Pin::Named) {
                 self.conversations
                     .set_branch(&key, name, *id, stored.updated);
+            }
+        }
+        for (id, MarkRef { pinned, label }) in &stored.marks {
+            let there = match pinned {
+                true => self.index.pin(id, Pin::Named),
+                false => self.records.contains_key(id),
+            };
+            if there {
+                let (pinned, label) = (*pinned, label.clone());
+                self.conversations
+                    .set_mark(&key, *id, Mark { pinned, label });
             }
         }
         self.conversations.drop_if_empty(&key);
@@ -234,6 +271,7 @@ impl Conversations {
             unnamed: stored.unnamed,
             origin,
             updated: stored.updated,
+            rules: stored.rules.as_ref().and_then(rules_of),
             ..Conversation::default()
         };
         self.all.insert(key.clone(), conversation);
@@ -244,6 +282,7 @@ impl Conversations {
                 snapshot,
                 boundary: snapshot.map_or(0, |_| turn.boundary),
                 total_tokens: turn.total_tokens,
+                prompt_tokens: turn.prompt_tokens,
                 rid: Arc::from(turn.rid),
                 finished: turn.finished,
                 finish: finish_name(&turn.finish),
@@ -253,7 +292,7 @@ impl Conversations {
             };
             self.put_turn(&key, turn);
         }
-        if stored.branches.is_empty() {
+        if stored.branches.is_empty() && stored.marks.is_empty() {
             self.drop_if_empty(&key);
         }
         // What was just read need not be written.
@@ -278,6 +317,17 @@ fn name_record(
     record.conversation.get_or_insert_with(|| key.clone());
     record.rid.get_or_insert_with(|| Arc::clone(&turn.rid));
     true
+}
+
+/// SavingRules as they were written; `None`: of a policy that there is no longer.
+fn rules_of(stored: &RulesRef) -> Option<SavingRules> {
+    let policy = serde_json::Value::from(stored.policy.as_str());
+    let rules = SavingRules {
+        policy: serde_json::from_value(policy).ok()?,
+        every_n_turns: stored.every_n_turns,
+        min_interval: Duration::from_millis(stored.min_interval),
+    };
+    rules.check().is_ok().then_some(rules)
 }
 
 /// The name as the wire has it; `error` for one that it does not have.

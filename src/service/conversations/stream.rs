@@ -106,7 +106,10 @@ impl Service {
     }
 
     /// Brings what was said in a conversation back from disk.
-    async fn unshelve(&self, key: ConversationKey) -> Result<(), ServiceError> {
+    pub(in crate::service) async fn unshelve(
+        &self,
+        key: ConversationKey,
+    ) -> Result<(), ServiceError> {
         let refs = self.store.refs.clone();
         let name = store::ConversationKey::of(key.tenant.as_deref(), &key.name);
         let read =

@@ -72,8 +72,8 @@ impl Tail {
         *self = Self::new(boundary, Arc::from(rest));
     }
 
-    /// The same tokens within a longer tail, if that has them: `self` must be a prefix of its stream.
-    fn within(&self, longer: &Self) -> Option<Self> {
+    /// The same tokens within a longer tail, if that has them; `proven`: it does where it reaches.
+    fn within(&self, longer: &Self, proven: bool) -> Option<Self> {
         let skip = self.start.checked_sub(longer.start)? as usize;
         let from = longer.from.checked_add(skip)?;
         let to = from.checked_add(self.to - self.from)?;
@@ -84,7 +84,8 @@ impl Tail {
             to,
             shared: true,
         };
-        (to <= longer.to && view.tokens() == self.tokens()).then_some(view)
+        let same = to <= longer.to && (proven || view.tokens() == self.tokens());
+        same.then_some(view)
     }
 }
 
@@ -121,20 +122,30 @@ impl Turn {
         }
     }
 
-    /// A later turn of the same stream keeps the tokens of both.
-    pub(super) fn share_tail(&mut self, later: &Tail) {
-        if let Some(tail) = &self.tail
-            && !tail.shared
-            && let Some(shared) = tail.within(later)
-        {
-            self.tail = Some(shared);
-        }
+    /// The tokens of its tail lie in that of a later turn, still.
+    pub(super) fn shares_tail(&self, later: &Turn) -> bool {
+        let tails = self.tail.as_ref().zip(later.tail.as_ref());
+        tails.is_some_and(|(tail, later)| tail.shared && Arc::ptr_eq(&tail.base, &later.base))
     }
+}
 
-    /// The tail is counted with another turn, whose tokens begin with this one's.
-    pub(super) fn shares_tail(&self) -> bool {
-        self.tail.as_ref().is_some_and(|tail| tail.shared)
+/// Of turns in their order, those whose tokens the tail of a later one has keep no memory of their own.
+/// Returns how many bytes that gives back.
+pub(super) fn share(turns: &mut [Turn], later: &Tail) -> usize {
+    let mut last: Option<Arc<[TokenId]>> = None;
+    let mut freed = 0;
+    for turn in turns.iter_mut().rev() {
+        let Some(tail) = &turn.tail else { break };
+        let base = Arc::clone(&tail.base);
+        let proven = last.is_some_and(|last| Arc::ptr_eq(&last, &base));
+        let Some(shared) = tail.within(later, proven) else {
+            break;
+        };
+        freed += tail.weight();
+        turn.tail = Some(shared);
+        last = Some(base);
     }
+    freed
 }
 
 // === impl Chain ===
@@ -142,12 +153,11 @@ impl Turn {
 impl Chain {
     /// The sums of all prefixes.
     pub fn of(namespace: &NamespaceId, tokens: &[TokenId]) -> Self {
-        let (first, _) = namespace.0.split_first_chunk().expect("it has 32 bytes");
-        let mut sum = u64::from_le_bytes(*first);
+        let mut sum = start_of(namespace);
         let mut sums = Vec::with_capacity(tokens.len() + 1);
         sums.push(sum);
         sums.extend(tokens.iter().map(|token| {
-            sum = (sum.rotate_left(5) ^ u64::from(*token)).wrapping_mul(FACTOR);
+            sum = next_sum(sum, token);
             sum
         }));
         Self(sums)
@@ -160,12 +170,20 @@ impl Chain {
 }
 
 /// What the tokens are known by in their namespace.
-pub fn print_of(chain: &Chain, tokens: &[TokenId]) -> Option<StreamPrint> {
-    let count = u32::try_from(tokens.len()).ok()?;
-    Some(StreamPrint {
+pub fn print_of(namespace: &NamespaceId, tokens: &[TokenId]) -> StreamPrint {
+    StreamPrint {
         digest: digest_of(tokens),
-        chain: chain.at(count)?,
-    })
+        chain: tokens.iter().fold(start_of(namespace), next_sum),
+    }
+}
+
+fn start_of(namespace: &NamespaceId) -> u64 {
+    let (first, _) = namespace.0.split_first_chunk().expect("it has 32 bytes");
+    u64::from_le_bytes(*first)
+}
+
+fn next_sum(sum: u64, token: &TokenId) -> u64 {
+    (sum.rotate_left(5) ^ u64::from(*token)).wrapping_mul(FACTOR)
 }
 
 /// The digest of a [`StreamPrint`].
@@ -205,7 +223,7 @@ mod tests {
     fn a_later_turn_keeps_the_tokens_of_both_only_if_they_are_the_same() {
         let early = tail(2, &[3, 4, 5]);
         let late = tail(1, &[2, 3, 4, 5, 6, 7]);
-        let shared = early.within(&late).unwrap();
+        let shared = early.within(&late, false).unwrap();
         assert_eq!(shared.beyond(2), early.beyond(2));
         assert_eq!((shared.weight(), late.weight()), (0, 24));
         for other in [
@@ -213,7 +231,7 @@ mod tests {
             tail(3, &[4, 5, 6]),
             tail(1, &[2, 3, 4]),
         ] {
-            assert_eq!(early.within(&other), None, "{other:?}");
+            assert_eq!(early.within(&other, false), None, "{other:?}");
         }
         // What the later one no longer needs is still there.
         drop(late);
@@ -223,9 +241,7 @@ mod tests {
     #[test]
     fn prints_differ_by_namespace_by_order_and_by_length() {
         let (one, other) = (NamespaceId([1; 32]), NamespaceId([2; 32]));
-        let print = |namespace, tokens: &[TokenId]| {
-            print_of(&Chain::of(namespace, tokens), tokens).unwrap()
-        };
+        let print = |namespace, tokens: &[TokenId]| print_of(namespace, tokens);
         let first = print(&one, &[1, 2, 3]);
         assert_eq!(first, print(&one, &[1, 2, 3]));
         assert_eq!(first.digest, print(&other, &[1, 2, 3]).digest);

@@ -2,7 +2,7 @@ use super::super::api::Selector;
 use super::super::error::{ErrorKind, ServiceError};
 use super::*;
 use crate::store::{ConversationRef, TurnRef};
-use crate::types::{NamespaceId, TokenId};
+use crate::types::{NamespaceId, SessionId, TokenId};
 
 fn arc(text: &str) -> Arc<str> {
     Arc::from(text)
@@ -269,7 +269,7 @@ impl World {
         }
         let ending = Ending {
             tail: Some(Tail::new(0, Arc::from(tokens))),
-            print: print_of(&chain, tokens),
+            print: Some(print_of(&NAMESPACE, tokens)),
             ..ending(tokens.len() as u32)
         };
         let now = self.tick();
@@ -365,6 +365,7 @@ fn the_memory_of_what_was_said_is_counted_and_bounded() {
         snapshot: None,
         boundary: 0,
         total_tokens,
+        prompt_tokens: None,
         rid: format!("r{turn}"),
         finished: Millis(1),
         finish: "stop".into(),

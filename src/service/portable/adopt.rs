@@ -91,6 +91,7 @@ impl Service {
             snapshot: Some(id),
             boundary,
             total_tokens: total_tokens.max(boundary),
+            prompt_tokens: None,
             rid: Arc::clone(rid),
             finished,
             finish: "stop",

@@ -82,7 +82,7 @@ impl Session {
         let now = self.service.clock.now();
         let owner = (self.worker.session, turn.req);
         let spoken = known && self.leads();
-        let chain = spoken.then(|| Chain::of(&namespace, &request.tokens));
+        let chain = (spoken && unnamed).then(|| Chain::of(&namespace, &request.tokens));
         let mut core = self.service.core.lock();
         if let Some(model) = self.model.as_ref().filter(|_| known) {
             let key = TreeKey {
@@ -97,24 +97,24 @@ impl Session {
         }
         let boundary = core.conversations.boundary(owner);
         let prompt = turn.prompt_tokens.min(turn.total_tokens);
-        let chain = chain.as_ref();
-        let ancestor = chain
-            .filter(|_| unnamed)
-            .and_then(|chain| core.conversations.ancestor(chain, prompt));
+        let ancestor = chain.and_then(|chain| core.conversations.ancestor(&chain, prompt));
         drop(core);
         // What is long is copied and hashed without the lock.
         let ancestor = ancestor.filter(|known| {
             let prefix = request.prefix(known.tokens);
             prefix.is_some_and(|prefix| digest_of(prefix) == known.print.digest)
         });
+        let answer = request.tokens.get(prompt as usize..).unwrap_or_default();
+        let calls_tool = spoken && self.service.config.saving.calls_tool(answer);
         let tail = request.tokens.get(boundary as usize..);
         let ending = Ending {
             total_tokens: turn.total_tokens,
+            prompt_tokens: Some(turn.prompt_tokens),
             finish: turn.finish.as_str(),
             tail: tail
                 .filter(|_| spoken)
                 .map(|tail| Tail::new(boundary, Arc::from(tail))),
-            print: chain.and_then(|chain| print_of(chain, &request.tokens)),
+            print: spoken.then(|| print_of(&namespace, &request.tokens)),
         };
         let mut core = self.service.core.lock();
         if let Some(known) = &ancestor {
@@ -122,10 +122,16 @@ impl Session {
         }
         let conversation = core.conversations.home(owner, &request.conversation);
         let number = core.conversations.finish(&conversation, owner, ending, now);
+        if calls_tool {
+            core.conversations.calls_tool(owner);
+        }
         let snapshot = number.and_then(|number| {
             let conversation = core.conversations.get(&conversation)?;
             conversation.turn(number)?.snapshot
         });
+        if let Some(id) = snapshot {
+            self.service.keep(&mut core, &conversation, owner, id);
+        }
         drop(core);
         if !self.leads() {
             return;

@@ -18,7 +18,7 @@ use super::dice::Dice;
 use crate::index::{Hit, TreeKey};
 use crate::pool::{Geometry, cut, fingerprint};
 use crate::service::commit::{Block, Commit, CommitError, ShardBlocks};
-use crate::service::conversations::{Chain, ConversationKey, Ending, Tail, print_of};
+use crate::service::conversations::{ConversationKey, Ending, Tail, print_of};
 use crate::service::core::Model;
 use crate::service::lease::{Lease, Leased, NoLease, Wanted};
 use crate::service::promote::PromoteError;
@@ -296,12 +296,12 @@ impl Daemon {
                 .saw(key, owner, hit.snapshot, hit.boundary, now);
         }
         let boundary = core.conversations.boundary(owner);
-        let chain = Chain::of(&self.key().namespace, tokens);
         let ending = Ending {
             total_tokens: tokens.len() as u32,
+            prompt_tokens: None,
             finish: "stop",
             tail: Some(Tail::new(boundary, Arc::from(&tokens[boundary as usize..]))),
-            print: print_of(&chain, tokens),
+            print: Some(print_of(&self.key().namespace, tokens)),
         };
         core.conversations.finish(key, owner, ending, now);
         core.conversations.close(key, owner);
