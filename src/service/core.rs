@@ -109,6 +109,8 @@ pub struct Queue {
     pub stuck: VecDeque<Removal>,
     /// When those are tried again.
     pub remove_after: Duration,
+    /// No look at conversations without a state before this.
+    pub trim_after: Duration,
     /// Removals asked for, in all.
     pub asked: u64,
     /// Removals done, in all.

@@ -66,6 +66,7 @@ mod trouble;
 mod unsaved;
 mod workers;
 mod write_down;
+mod write_names;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

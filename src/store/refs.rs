@@ -231,6 +231,13 @@ impl ConversationRef {
         }
     }
 
+    /// It names no snapshot: what it has is what was said.
+    #[must_use]
+    pub fn is_bare(&self) -> bool {
+        let named = self.turns.iter().any(|turn| turn.snapshot.is_some());
+        !named && self.branches.is_empty() && self.marks.is_empty() && self.rules.is_none()
+    }
+
     /// It has only what version 1 has.
     fn is_plain(&self) -> bool {
         let plain = |t: &TurnRef| {

@@ -334,28 +334,51 @@ impl Conversations {
         if self.all.len() <= keep {
             return;
         }
+        let idle = self.idle();
+        let count = idle.len().saturating_sub(keep);
+        for key in idle.into_iter().take(count) {
+            self.forget(&key);
+        }
+    }
+
+    /// Forgets such conversations until their records take no more than about so many bytes.
+    pub fn trim_bytes(&mut self, most: u64) {
+        // Digits of a token, and a comma.
+        let weight = |it: &Conversation| {
+            let tokens = it.turns.iter().map(|turn| u64::from(turn.total_tokens));
+            tokens.sum::<u64>().saturating_mul(8)
+        };
+        let mut left = most;
+        for key in self.idle().into_iter().rev() {
+            let bytes = self.all.get(&key).map_or(0, weight);
+            match left.checked_sub(bytes) {
+                Some(rest) => left = rest,
+                None => {
+                    left = 0;
+                    self.forget(&key);
+                }
+            }
+        }
+    }
+
+    /// Conversations without any snapshot and without any open request, the longest unchanged first.
+    fn idle(&self) -> Vec<ConversationKey> {
         let named = |it: &Conversation| {
             !it.branches.is_empty()
                 || !it.marks.is_empty()
                 || it.turns.iter().any(|turn| turn.snapshot.is_some())
         };
-        let idle = |it: &Conversation| it.live.is_empty() && !named(it);
-        let mut idle: Vec<_> = self.all.iter().filter(|(_, it)| idle(it)).collect();
-        if idle.len() <= keep {
-            return;
-        }
-        idle.sort_by_key(|(_, it)| it.updated);
-        let count = idle.len() - keep;
-        let keys: Vec<_> = idle
-            .into_iter()
-            .take(count)
-            .map(|(key, _)| key.clone())
-            .collect();
-        for key in keys {
-            self.remove(&key);
-            // A record of turns alone goes, too.
-            self.dirty.insert(key);
-        }
+        let all = self.all.iter();
+        let idle = all.filter(|(_, it)| it.live.is_empty() && !named(it));
+        let mut idle: Vec<_> = idle.map(|(key, it)| (it.updated, key.clone())).collect();
+        idle.sort_unstable();
+        idle.into_iter().map(|(_, key)| key).collect()
+    }
+
+    /// A record of turns alone goes from disk, too.
+    fn forget(&mut self, key: &ConversationKey) {
+        self.remove(key);
+        self.dirty.insert(key.clone());
     }
 
     /// What changed since the last call.

@@ -387,6 +387,23 @@ fn the_memory_of_what_was_said_is_counted_and_bounded() {
 }
 
 #[test]
+fn what_was_said_without_a_state_takes_only_so_much_of_a_full_disk() {
+    let mut world = World::new();
+    let rids = ["r1", "r2", "r3"];
+    for (seed, rid) in (1..).zip(rids) {
+        world.said(rid, &stream(seed, 100), 50);
+    }
+    world.turn("kept", "k1", Some(256));
+    world.it.take_dirty();
+    world.it.trim_bytes(1700);
+    // The two that changed last, and what has a state.
+    let there = |name: &str| world.it.get(&ConversationKey::new(None, name)).is_some();
+    assert_eq!(rids.map(there), [false, true, true]);
+    assert!(there("kept"));
+    assert_eq!(world.it.dirty(), 1);
+}
+
+#[test]
 fn messages_may_come_before_and_after_their_turn() {
     let mut world = World::new();
     let key = ConversationKey::new(None, "c");
