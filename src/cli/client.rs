@@ -125,6 +125,30 @@ impl Client {
         self.ask(Method::POST, path, Some(body)).await
     }
 
+    /// Sends a JSON body that changes something, and returns that of a good answer.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; [`ClientError::Url`] does not come from here.
+    pub async fn patch(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
+        self.ask(Method::PATCH, path, Some(body)).await
+    }
+
+    /// Puts a JSON body in place of what is there, and returns that of a good answer.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; [`ClientError::Url`] does not come from here.
+    pub async fn put(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
+        self.ask(Method::PUT, path, Some(body)).await
+    }
+
+    /// Deletes what is there, and returns the body of a good answer.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; [`ClientError::Url`] does not come from here.
+    pub async fn delete(&self, path: &str) -> Result<Value, ClientError> {
+        self.ask(Method::DELETE, path, None).await
+    }
+
     /// The text of a page that is no JSON, such as `/metrics`.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ pub fn describe(row: &Value) -> String {
         ("conversation", text(row, "conversation_id")),
         ("turn", text(row, "turn_number")),
         ("branch", text(row, "branch_name")),
+        ("label", text(row, "label")),
         ("request", text(row, "rid")),
         ("model", text(row, "model_name")),
         ("tokens", text(row, "boundary")),

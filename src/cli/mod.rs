@@ -15,6 +15,7 @@ mod portable;
 mod remote;
 mod serve;
 mod table;
+mod talks;
 mod teller;
 mod why;
 
@@ -42,6 +43,8 @@ Examples:
   engram ls                                   conversations that it knows
   engram ls chat-42                           their turns and branches
   engram save chat-42 --branch before-edit    keep the latest state under a name
+  engram fork chat-42 chat-42b --turn 7       go on from turn 7 under another name
+  engram tree chat-42                         what parted from what
   engram fsck /var/lib/engram                 check what a stopped daemon has on disk
   engram restore chat-42 --turn 7             bring a turn into RAM for the next request
   engram export chat-42 --out chat            write it as chat.safetensors and chat.json
@@ -69,6 +72,18 @@ enum Command {
     Restore(remote::Restore),
     /// Delete snapshots, or a conversation.
     Rm(remote::Rm),
+    /// Let a new conversation begin as another one went.
+    Fork(talks::Fork),
+    /// Show what parted from one another.
+    Tree(talks::Tree),
+    /// Say where two turns or branches part.
+    Compare(talks::Compare),
+    /// Keep a snapshot from eviction.
+    Pin(talks::Pin),
+    /// Let a snapshot be evicted again.
+    Unpin(talks::Unpin),
+    /// Say which states of a conversation go to disk, or change that.
+    Policy(talks::Policy),
     /// List who holds how much.
     Namespaces(namespaces::Namespaces),
     /// Write a snapshot as a pair of files that needs nothing else.
@@ -93,6 +108,12 @@ pub fn main() -> ExitCode {
         Command::Save(args) => remote::run(args),
         Command::Restore(args) => remote::run(args),
         Command::Rm(args) => remote::run(args),
+        Command::Fork(args) => remote::run(args),
+        Command::Tree(args) => remote::run(args),
+        Command::Compare(args) => remote::run(args),
+        Command::Pin(args) => remote::run(args),
+        Command::Unpin(args) => remote::run(args),
+        Command::Policy(args) => remote::run(args),
         Command::Namespaces(args) => remote::run(args),
         Command::Export(args) => portable::export::run(args),
         Command::Import(args) => portable::import::run(args),

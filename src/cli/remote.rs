@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::client::{Client, ClientError};
 use super::fields::{and_more, as_flags, bytes, count, describe, moment, names, rows, text};
 use super::table::Table;
+use super::talks;
 
 /// Exit code: the daemon refused.
 pub const EXIT_REFUSED: u8 = 1;
@@ -70,7 +71,7 @@ pub struct Ls {
     remote: Remote,
 }
 
-/// Show one snapshot: the latest, or the one named.
+/// Show one snapshot: the latest, or the one named; or all turns of a conversation.
 #[derive(Debug, Args)]
 pub struct Show {
     /// The conversation. The id of a request stands for its whole conversation; --rid for its turn.
@@ -78,8 +79,11 @@ pub struct Show {
     conversation: Option<String>,
     #[command(flatten)]
     which: Which,
+    /// Show every turn of the conversation, where it parted from another, and what parted from it.
+    #[arg(long, requires = "conversation", conflicts_with_all = ["turn", "branch", "rid", "snapshot"])]
+    turns: bool,
     /// Print the token ids too (with --json).
-    #[arg(long, requires = "json")]
+    #[arg(long, requires = "json", conflicts_with = "turns")]
     tokens: bool,
     #[command(flatten)]
     remote: Remote,
@@ -358,9 +362,13 @@ impl Ask for Show {
         let Show {
             conversation,
             which,
+            turns,
             tokens,
             remote: _,
         } = self;
+        if let (true, Some(name)) = (turns, conversation) {
+            return client.get(&talks::path(name, "")).await;
+        }
         let mut body = select(conversation.as_deref(), which);
         let Which {
             turn,
@@ -381,6 +389,9 @@ impl Ask for Show {
     }
 
     fn show(&self, answer: &Value) -> String {
+        if self.turns {
+            return talks::turns(answer);
+        }
         describe(answer.get("metadata").unwrap_or(&Value::Null))
     }
 }

@@ -57,6 +57,11 @@ impl Fields {
         }
     }
 
+    /// The field is there, null or not.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
     /// A field, if it is there and not null.
     ///
     /// # Errors

@@ -24,6 +24,10 @@ pub enum ErrorType {
     RequestTimeout,
     /// The conversation is known, and no state of it was kept: 409.
     NoState,
+    /// The turn is known, and not what was said in it: 409.
+    TokensUnknown,
+    /// There is one of that name: 409.
+    AlreadyExists,
     /// The snapshot belongs to another model, shape or namespace: 409.
     Mismatch,
     /// Something that is being read or written is in the way: 409.
@@ -81,7 +85,7 @@ struct Detail<'a> {
 
 impl ErrorType {
     /// Every type, for documents and tests.
-    pub const ALL: [ErrorType; 19] = [
+    pub const ALL: [ErrorType; 21] = [
         ErrorType::InvalidRequest,
         ErrorType::Unauthorized,
         ErrorType::HostNotAllowed,
@@ -89,6 +93,8 @@ impl ErrorType {
         ErrorType::MethodNotAllowed,
         ErrorType::RequestTimeout,
         ErrorType::NoState,
+        ErrorType::TokensUnknown,
+        ErrorType::AlreadyExists,
         ErrorType::Mismatch,
         ErrorType::Conflict,
         ErrorType::TooLarge,
@@ -113,6 +119,8 @@ impl ErrorType {
             ErrorType::MethodNotAllowed => "method_not_allowed",
             ErrorType::RequestTimeout => "request_timeout",
             ErrorType::NoState => "no_state",
+            ErrorType::TokensUnknown => "tokens_unknown",
+            ErrorType::AlreadyExists => "already_exists",
             ErrorType::Mismatch => "mismatch",
             ErrorType::Conflict => "conflict",
             ErrorType::TooLarge => "too_large",
@@ -137,7 +145,11 @@ impl ErrorType {
             ErrorType::NotFound => StatusCode::NOT_FOUND,
             ErrorType::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             ErrorType::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
-            ErrorType::NoState | ErrorType::Mismatch | ErrorType::Conflict => StatusCode::CONFLICT,
+            ErrorType::NoState
+            | ErrorType::TokensUnknown
+            | ErrorType::AlreadyExists
+            | ErrorType::Mismatch
+            | ErrorType::Conflict => StatusCode::CONFLICT,
             ErrorType::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             ErrorType::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ErrorType::Internal | ErrorType::Data => StatusCode::INTERNAL_SERVER_ERROR,

@@ -3,7 +3,7 @@
 //!
 //! # What
 //! - the compatible surface at the root, see [`snapshots`];
-//! - `/v1/…`, see [`native`]; `/v1/export` and `/v1/import`, see [`portable`];
+//! - `/v1/…`, see [`native`], [`conversations`] and [`events`]; `/v1/export` and `/v1/import`, see [`portable`];
 //! - `/healthz`, `/readyz` and `/metrics`.
 //!
 //! # Errors
@@ -12,7 +12,9 @@
 
 mod body;
 mod config;
+pub mod conversations;
 mod error;
+pub mod events;
 mod guard;
 mod host;
 mod metrics;
@@ -30,7 +32,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use tokio::sync::Semaphore;
 
 pub use config::Config;
@@ -69,8 +71,15 @@ pub fn router(config: &Config, shared: Shared, metrics: Metrics) -> Result<Route
         .route("/v1/tiers", get(native::tiers))
         .route("/v1/workers", get(native::workers))
         .route("/v1/conversations", get(native::conversations))
+        .merge(talks())
+        .route("/v1/events", get(events::events))
         .route("/v1/snapshots", get(native::snapshots))
-        .route("/v1/snapshots/{snapshot_id}", get(native::snapshot))
+        .route(
+            "/v1/snapshots/{snapshot_id}",
+            get(native::snapshot)
+                .patch(conversations::mark)
+                .delete(conversations::delete_snapshot),
+        )
         .route("/v1/namespaces", get(native::namespaces))
         .route("/v1/export", post(portable::export))
         .route(portable::IMPORT, post(portable::import))
@@ -91,11 +100,42 @@ pub fn router(config: &Config, shared: Shared, metrics: Metrics) -> Result<Route
         .with_state(shared))
 }
 
+/// One conversation.
+fn talks() -> Router<Shared> {
+    let at = |part: &str| format!("/v1/conversations/{{conversation_id}}{part}");
+    Router::new()
+        .route(
+            &at(""),
+            get(conversations::show).delete(conversations::delete),
+        )
+        .route(
+            &at("/turns/{turn_number}"),
+            delete(conversations::delete_turn),
+        )
+        .route(
+            &at("/branches/{branch_name}"),
+            delete(conversations::delete_branch),
+        )
+        .route(&at("/tree"), get(conversations::tree))
+        .route(&at("/tokens"), get(conversations::tokens))
+        .route(&at("/compare"), get(conversations::compare))
+        .route(&at("/fork"), post(conversations::fork))
+        .route(
+            &at("/policy"),
+            get(conversations::policy)
+                .put(conversations::set_policy)
+                .delete(conversations::unset_policy),
+        )
+        .route(&at("/tool_call"), post(conversations::tool_call))
+}
+
 impl From<ServiceError> for ApiError {
     fn from(error: ServiceError) -> Self {
         let kind = match error.kind() {
             ErrorKind::NotFound => ErrorType::NotFound,
             ErrorKind::NoState => ErrorType::NoState,
+            ErrorKind::TokensUnknown => ErrorType::TokensUnknown,
+            ErrorKind::Exists => ErrorType::AlreadyExists,
             ErrorKind::Mismatch => ErrorType::Mismatch,
             ErrorKind::Invalid => ErrorType::InvalidRequest,
             ErrorKind::Unauthorized => ErrorType::Unauthorized,

@@ -1,11 +1,13 @@
-//! The native surface, `/v1/…`: what the daemon holds and who is attached. Reading only.
+//! The native surface, `/v1/…`: what the daemon holds and who is attached. Reading only; what
+//! changes conversations is in [`super::conversations`].
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::body::Params;
+use super::conversations::Segments;
 use super::error::ApiError;
 use super::names::checked;
 use super::state::Shared;
@@ -97,7 +99,7 @@ pub async fn snapshots(
 /// `GET /v1/snapshots/{snapshot_id}`
 pub async fn snapshot(
     State(shared): State<Shared>,
-    Path(id): Path<String>,
+    Segments(id): Segments<String>,
 ) -> Result<Json<SnapshotRow>, ApiError> {
     let id = id
         .parse()

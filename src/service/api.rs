@@ -169,8 +169,11 @@ pub struct SnapshotRow {
     pub size_bytes: u64,
     /// It survives a crash.
     pub durable: bool,
-    /// It is kept from eviction now (by name, or by a restore).
+    /// It is kept from eviction now (by name, by a pin, or by a restore).
     pub pinned: bool,
+    /// What somebody called it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
     /// Token ids of `[0, boundary)`, only when asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fill_ids: Option<Vec<TokenId>>,

@@ -117,13 +117,14 @@ impl Service {
             }
         };
         let boundary = commit.boundary();
+        let conversation = core.conversations.home(commit.owner, commit.conversation);
         let turn = core
             .conversations
             .saw(commit.conversation, commit.owner, id, boundary, now);
         drop(core);
         if let Some(turn_number) = turn {
             self.announce(Event::Turn {
-                conversation_id: commit.conversation.name.to_string(),
+                conversation_id: conversation.name.to_string(),
                 turn_number,
                 snapshot_id: Some(id),
             });
@@ -267,7 +268,7 @@ impl Service {
             generation,
             parent: core.index.snapshot(&id).and_then(|info| info.parent),
             created: now,
-            conversation: Some(commit.conversation.clone()),
+            conversation: Some(core.conversations.home(commit.owner, commit.conversation)),
             rid: Some(Arc::clone(commit.rid)),
             written: 0,
             failure: None,
@@ -276,14 +277,7 @@ impl Service {
         core.know(model);
         core.records.insert(id, record);
         self.supersede(core, commit, id, boundary);
-        if self.store.disk.is_some() {
-            let due = self
-                .clock
-                .monotonic()
-                .saturating_add(self.config.write_after);
-            core.queue.push(id, due);
-            self.wake.notify_one();
-        }
+        self.keep(core, commit.conversation, commit.owner, id);
         let bytes = fresh.iter().map(Object::bytes).fold(0, u64::saturating_add);
         self.metrics
             .saved_tokens
@@ -314,8 +308,18 @@ impl Service {
                 return;
             }
             let waiting = core.queue.contains(&older);
+            // A policy may have it wait for RAM's need of the room instead.
+            let left = self.store.disk.is_some()
+                && core.records.get(&older).is_some_and(|record| {
+                    record.state == SaveState::Visible && record.failure.is_none()
+                });
             let named = core.conversations.is_named(older) || info.retain == Retain::Promised;
-            if waiting && !named && core.queue.cancel(&older) {
+            let superseded = match waiting {
+                _ if named => false,
+                true => core.queue.cancel(&older),
+                false => left,
+            };
+            if superseded {
                 core.index.set_retain(&older, Retain::Transient);
                 self.metrics.superseded.inc();
             }

@@ -7,6 +7,7 @@ use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 
 use super::limits::Limits;
+use super::saving::Saving;
 
 /// Settings of the service. Every field has a safe default.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -77,6 +78,8 @@ pub struct Config {
     /// A start with fewer snapshots reads all manifests and looks at all files; one with as many or
     /// more trusts the catalog. Default: 1000.
     pub catalog_from: usize,
+    /// Section `[service.saving]`: which states go to disk.
+    pub saving: Saving,
     /// Section `[service.limits]`: what one namespace may hold.
     pub limits: Limits,
 }
@@ -112,6 +115,7 @@ impl Default for Config {
             prefill_tokens_per_second: None,
             max_idle_conversations: 10_000,
             catalog_from: 1000,
+            saving: Saving::default(),
             limits: Limits::default(),
         }
     }
@@ -181,6 +185,7 @@ impl Config {
             .prefill_tokens_per_second
             .is_none_or(|speed| speed > 0.0);
         check(speed, "prefill_tokens_per_second", "not above 0");
+        self.saving.validate(problems);
         self.limits.validate(problems);
     }
 }

@@ -12,6 +12,7 @@ use super::conversations::{ConversationKey, Conversations};
 use super::promises::Promises;
 use super::save_state::SaveState;
 use super::trouble::Trouble;
+use super::unsaved::Unsaved;
 use crate::index::{Index, LeaseToken, Removed};
 use crate::pool::Geometry;
 use crate::store::TokenLog;
@@ -108,6 +109,8 @@ pub struct Queue {
     pub stuck: VecDeque<Removal>,
     /// When those are tried again.
     pub remove_after: Duration,
+    /// No look at conversations without a state before this.
+    pub trim_after: Duration,
     /// Removals asked for, in all.
     pub asked: u64,
     /// Removals done, in all.
@@ -139,6 +142,8 @@ pub struct Core {
     pub unnamed: HashSet<ObjectId>,
     /// Conversations with names that a save gave and that may yet be taken back.
     pub in_doubt: HashSet<ConversationKey>,
+    /// Newest states that are not written.
+    pub unsaved: Unsaved,
     /// Snapshots that were deleted by name, the latest last: who waits for one learns why it went.
     deleted: VecDeque<SnapshotId>,
     /// Models of which something is, or was lately, kept.
@@ -273,6 +278,7 @@ impl Core {
             promises: Promises::default(),
             unnamed: HashSet::new(),
             in_doubt: HashSet::new(),
+            unsaved: Unsaved::default(),
             deleted: VecDeque::new(),
             models: HashMap::new(),
             generation,

@@ -20,6 +20,22 @@ pub enum ServiceError {
         /// Conversation or request.
         name: String,
     },
+    /// The turn is known, but not what was said in it.
+    #[error("`{name}` is known, but its tokens are not: {why}")]
+    TokensUnknown {
+        /// Conversation or request.
+        name: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// There is one of this name already.
+    #[error("there is a {what} `{name}` already")]
+    Exists {
+        /// "conversation".
+        what: &'static str,
+        /// The name as it was asked for.
+        name: String,
+    },
     /// It was there when the request came, and was deleted before the request was done.
     #[error("snapshot {snapshot} was deleted meanwhile")]
     Deleted {
@@ -92,6 +108,10 @@ pub enum ErrorKind {
     NotFound,
     /// 409 `no_state`.
     NoState,
+    /// 409 `tokens_unknown`.
+    TokensUnknown,
+    /// 409 `already_exists`.
+    Exists,
     /// 409 `mismatch`.
     Mismatch,
     /// 400.
@@ -122,6 +142,8 @@ impl ServiceError {
         match self {
             Self::NotFound { .. } | Self::Deleted { .. } => ErrorKind::NotFound,
             Self::NoState { .. } => ErrorKind::NoState,
+            Self::TokensUnknown { .. } => ErrorKind::TokensUnknown,
+            Self::Exists { .. } => ErrorKind::Exists,
             Self::Mismatch { .. } | Self::OtherModel { .. } => ErrorKind::Mismatch,
             Self::Invalid(_) => ErrorKind::Invalid,
             Self::Unauthorized => ErrorKind::Unauthorized,
@@ -144,6 +166,8 @@ impl ErrorKind {
         match self {
             Self::NotFound => "not_found",
             Self::NoState => "no_state",
+            Self::TokensUnknown => "tokens_unknown",
+            Self::Exists => "already_exists",
             Self::Mismatch => "mismatch",
             Self::Invalid => "invalid",
             Self::Unauthorized => "unauthorized",

@@ -33,8 +33,10 @@ pub mod config;
 pub mod conversations;
 mod core;
 pub mod error;
+pub mod events;
 mod fd_socket;
 pub mod hold;
+mod keep;
 mod latch;
 mod lease;
 pub mod limits;
@@ -52,6 +54,7 @@ pub mod restore_state;
 mod room;
 mod rows;
 pub mod save_state;
+pub mod saving;
 mod scrub;
 mod session;
 mod shards;
@@ -60,8 +63,10 @@ mod startup;
 #[cfg(test)]
 mod tests;
 mod trouble;
+mod unsaved;
 mod workers;
 mod write_down;
+mod write_names;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -78,8 +83,14 @@ pub use self::api::{
     StatusReply, TierRow, WorkerLoad, WorkerRow,
 };
 pub use self::attach::{Attachment, ChannelFds};
+pub use self::by_name::{ForkRequest, MarkRequest};
 pub use self::config::Config;
+pub use self::conversations::{
+    BranchRow, Compared, Comparison, ConversationView, ForkRow, OriginRow, Relation, TokenStream,
+    TreeNode, TreeTurn, TurnRow,
+};
 pub use self::error::{ErrorKind, ServiceError};
+pub use self::events::{Batch, EventId, EventReader, EventRow};
 pub use self::fd_socket::FdSocket;
 pub use self::hold::Hold;
 pub use self::limits::NamespaceRow;
@@ -88,10 +99,12 @@ pub use self::portable::{Export, ExportRequest, ImportReply, ImportRequest};
 pub use self::refusals::RefusalRow;
 pub use self::restore_state::RestoreState;
 pub use self::save_state::SaveState;
+pub use self::saving::{Policy, Saving, SavingRules};
 pub use self::trouble::Complaint;
 pub use self::workers::{Stop, Worker};
 
 use self::core::Core;
+use self::events::EventLog;
 use self::latch::Latches;
 use self::limits::Rules;
 use self::metrics::Metrics;
@@ -148,6 +161,7 @@ pub struct Service {
     /// Keeps machines in a state, for tests.
     pub hold: Hold,
     events: broadcast::Sender<Event>,
+    event_log: EventLog,
     tasks: TaskTracker,
     /// What namespaces may hold.
     rules: Rules,
@@ -236,6 +250,7 @@ impl Service {
             metrics: Metrics::register(registry),
             hold: Hold::from_env(),
             events: broadcast::Sender::new(EVENTS),
+            event_log: EventLog::default(),
             tasks: TaskTracker::new(),
             rules: Rules::new(&config.limits),
             retain_at: Mutex::default(),
@@ -300,6 +315,7 @@ impl Service {
     }
 
     fn announce(&self, event: Event) {
+        self.event_log.push(event.clone(), self.clock.now());
         // Nobody may be watching.
         let _ = self.events.send(event);
     }

@@ -18,8 +18,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::Service;
-use super::conversations::ConversationKey;
-use super::core::{Failure, Model, Removal};
+use super::core::{Model, Removal};
 use crate::index::{Action, Hit};
 use crate::store::{self, StoreError, Stored, Tier};
 use crate::types::TierKind;
@@ -32,6 +31,9 @@ const VERIFY_PAUSE: Duration = Duration::from_millis(1);
 
 /// Between two attempts to remove what could not be removed.
 const REMOVE_AGAIN: Duration = Duration::from_secs(10);
+
+/// Between two looks at what was said without a state, while the disk is full.
+const TRIM_AGAIN: Duration = Duration::from_secs(1);
 
 /// Most of the disk's budget that is kept free.
 const MAX_SLACK: u64 = 256 << 20;
@@ -351,6 +353,15 @@ impl Service {
             .bytes
             .saturating_add(slack)
             .saturating_sub(usage.budget);
+        if over > 0 {
+            // Only a part of it, as little as that of the slack, is for what was said without a state.
+            let now = self.clock.monotonic();
+            let mut core = self.core.lock();
+            if now >= core.queue.trim_after {
+                core.queue.trim_after = now.saturating_add(TRIM_AGAIN);
+                core.conversations.trim_bytes(slack);
+            }
+        }
         if over > 0 && self.evict_from_disk(over) == 0 && usage.bytes > usage.budget {
             // All of it is to stay. What is in RAM must be found all the same.
             let moved = self.core.lock().index.log_mut().go_on_in_memory();
@@ -425,70 +436,5 @@ impl Service {
         self.announce_evicted(&removal.snapshots);
         self.remove_now(&removal);
         count
-    }
-
-    /// Writes conversations that changed, if something durable bears their name.
-    fn write_refs(&self) {
-        let Some(refs) = &self.store.refs else {
-            return;
-        };
-        let keys: Vec<ConversationKey> = {
-            let mut core = self.core.lock();
-            if self.clock.monotonic() < core.queue.not_before {
-                return;
-            }
-            let keys: Vec<_> = core.conversations.take_dirty().into_iter().collect();
-            core.queue.writing_refs = keys.len();
-            core.conversations.trim(self.config.max_idle_conversations);
-            keys
-        };
-        let (mut hopeless, mut wrote) = (false, false);
-        let mut failed = false;
-        for key in keys {
-            if hopeless {
-                self.core.lock().conversations.mark_dirty(key);
-                continue;
-            }
-            let (name, stored) = {
-                let core = self.core.lock();
-                let tenant = key.tenant.as_deref();
-                (
-                    store::ConversationKey::of(tenant, &key.name),
-                    core.stored(&key),
-                )
-            };
-            let write = || match &stored {
-                Some(conversation) => refs.put(conversation),
-                None => refs.remove(&name).map(drop),
-            };
-            let written = write().or_else(|error| {
-                if self.make_room_on_disk(&error) {
-                    write()
-                } else {
-                    Err(error)
-                }
-            });
-            match written {
-                Ok(()) => wrote = true,
-                Err(error) => {
-                    // What the others would meet, too, is not tried with each of them.
-                    let failure = self.write_failed(&error);
-                    failed = true;
-                    hopeless = matches!(failure, Failure::NoSpace | Failure::Unavailable);
-                    let mut core = self.core.lock();
-                    core.conversations.mark_dirty(key);
-                    core.queue.names_given_up |= core.queue.is_hopeless(failure);
-                }
-            }
-        }
-        let mut core = self.core.lock();
-        core.queue.writing_refs = 0;
-        core.queue.refs_failed = failed;
-        // A small file may find room where what waits does not.
-        let all = wrote && !hopeless && core.queue.len() == 0;
-        drop(core);
-        if all {
-            self.write_succeeded();
-        }
     }
 }

@@ -181,7 +181,7 @@ impl Service {
             Ok(mut conversation) => {
                 let turns = std::mem::take(&mut conversation.turns);
                 conversations.recall(&conversation, turns, |_| true);
-                if !conversation.branches.is_empty() {
+                if !conversation.branches.is_empty() || !conversation.marks.is_empty() {
                     branches.push(conversation);
                 }
             }

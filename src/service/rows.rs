@@ -199,6 +199,8 @@ impl Service {
             .zip(conversation)
             .and_then(|(turn, it)| it.turn(turn));
         let created = seconds(info.created);
+        let mark = core.conversations.mark_of(id);
+        let label = mark.and_then(|mark| mark.label.as_deref());
         let beyond = turn.map_or(0, |turn| turn.total_tokens.saturating_sub(info.boundary));
         let rid = turn.map(|turn| turn.rid.to_string());
         Some(SnapshotRow {
@@ -219,6 +221,7 @@ impl Service {
             size_bytes: info.state_bytes.saturating_add(info.kv_bytes),
             durable: record.state == SaveState::Durable,
             pinned: is_pinned(&info, self.clock.now()),
+            label: label.map(str::to_owned),
             fill_ids: None,
         })
     }

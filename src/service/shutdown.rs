@@ -15,6 +15,7 @@ use super::core::Core;
 use super::save_state::SaveState;
 use crate::index::Retain;
 use crate::proto::channel::layout::CloseReason;
+use crate::types::SnapshotId;
 
 /// How often is looked whether all is written: a wake-up can get lost.
 const LOOK: Duration = Duration::from_millis(50);
@@ -25,6 +26,7 @@ impl Service {
     /// No workers any more: those attached are told that the daemon ends.
     pub fn begin_shutdown(&self) {
         self.stopping.store(true, Ordering::Release);
+        self.event_log.wake();
         self.end_by();
         for worker in self.workers.all() {
             self.send_away(&worker, CloseReason::Shutdown);
@@ -45,6 +47,14 @@ impl Service {
         }
         {
             let mut core = self.core.lock();
+            // RAM ends: what was to be written when it leaves RAM is written now.
+            let left: Vec<_> = match self.store.disk {
+                Some(_) => core.unwritten().copied().collect(),
+                None => Vec::new(),
+            };
+            for id in left {
+                core.queue.push(id, Duration::ZERO);
+            }
             core.queue.draining = true;
             // What a full disk refused is tried now, and not again.
             core.queue.not_before = Duration::ZERO;
@@ -107,6 +117,11 @@ impl Core {
     /// How many snapshots are in RAM alone, beside those that are never to be written, and how many
     /// conversations changed since they were written.
     pub(super) fn not_durable(&self) -> (usize, usize) {
+        (self.unwritten().count(), self.conversations.dirty())
+    }
+
+    /// Snapshots in RAM alone, beside those that are never to be written.
+    fn unwritten(&self) -> impl Iterator<Item = &SnapshotId> {
         // Of most the record says enough, and the index would walk up the whole conversation.
         let waiting = self
             .records
@@ -116,7 +131,6 @@ impl Core {
             let info = self.index.snapshot(id);
             info.is_some_and(|info| info.retain != Retain::Transient)
         });
-        let snapshots = lost.count();
-        (snapshots, self.conversations.dirty())
+        lost.map(|(id, _)| id)
     }
 }

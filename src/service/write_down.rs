@@ -189,7 +189,8 @@ impl Service {
                     core.unnamed.remove(&object);
                 }
                 let named = core.conversations.named_by(snapshot).to_vec();
-                for key in named.into_iter().chain(conversation.clone()) {
+                let marked = core.conversations.marked_in(snapshot).cloned();
+                for key in named.into_iter().chain(conversation.clone()).chain(marked) {
                     core.conversations.mark_dirty(key);
                 }
             }

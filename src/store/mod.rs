@@ -71,7 +71,9 @@ pub use object::{
     Encoding, MAX_OBJECT_TOKENS, MAX_SHARD_BYTES, MAX_SHARDS, Object, ObjectMeta, Piece, pieces,
 };
 pub use ram::RamTier;
-pub use refs::{ConversationKey, ConversationRef, TurnRef};
+pub use refs::{
+    ConversationKey, ConversationRef, MarkRef, OriginRef, RulesRef, StreamPrint, TurnRef,
+};
 pub use tier::{Stored, Tier, Usage};
 pub use token_log::TokenLog;
 

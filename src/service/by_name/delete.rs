@@ -186,7 +186,8 @@ fn unname(core: &mut Core, select: &Selector, whole: bool) -> Result<Unnamed, Se
         let key = core.conversations.key_of(select)?;
         let branches = core.conversations.get(&key).map(|it| it.branches.clone());
         let (names, mut doomed) = core.conversations.delete_all(&key);
-        for id in branches.unwrap_or_default().into_values() {
+        let unmarked = core.conversations.unmark_all(&key);
+        for id in branches.unwrap_or_default().into_values().chain(unmarked) {
             core.index.unpin(&id, PinKind::Named);
         }
         doomed.extend(made_by(core, &key, None));

@@ -1,13 +1,19 @@
-//! What people and programs ask for by name: keep a state, bring it into RAM, delete it.
+//! What people and programs ask for by name: keep a state, bring it into RAM, delete it; fork a
+//! conversation, pin a snapshot.
 //!
 //! # Errors
 //! Never a success that did nothing: a save that cannot become durable in time says so, a restore
 //! answers only when all is in RAM, a deletion when nothing is left.
 
 mod delete;
+mod fork;
+mod marking;
 mod naming;
 mod restore;
 mod save;
+
+pub use fork::ForkRequest;
+pub use marking::MarkRequest;
 
 use super::api::Selector;
 use super::core::Core;
@@ -17,7 +23,7 @@ use crate::types::SnapshotId;
 /// Longest name in bytes.
 const MAX_NAME: usize = 4096;
 
-fn check_names(select: &Selector) -> Result<(), ServiceError> {
+pub(super) fn check_names(select: &Selector) -> Result<(), ServiceError> {
     let Selector {
         tenant,
         rid,

@@ -1,108 +1,71 @@
 //! Conversations, their turns and their named branches: what snapshots are called.
 //!
-//! A conversation is named by the `session_id` of its requests, or else by the rid of its only one.
+//! # What
+//! A conversation is named by the `session_id` of its requests, or else by the rid of its first one.
 //! Its turns count from 1 in the order in which they finished. A turn's snapshot is the deepest one
 //! on its token path; it may come after the turn finished, when the last state is drained, and it
 //! falls back to an ancestor when it is evicted. Pure: no clock, no IO. Clocks may go back: within a
 //! conversation nothing is older than what came before it.
+//!
+//! # Ancestry
+//! A request without a `session_id` goes on with a conversation that no client named if its prompt
+//! begins with all tokens of that conversation's last turn, prompt and answer: it is the next turn
+//! there, and its rid is another name of the conversation. If it begins with those of an earlier
+//! turn, it is a conversation of its own, which knows where it parted ([`Origin`]). Prompts are
+//! compared by a quick sum of every prefix, then by a digest: a mistake could only misname, as
+//! states are found by their tokens alone.
+//!
+//! # Tokens
+//! The tokens of a turn up to its boundary are the index's; those beyond, its *tail*, are kept here,
+//! also of turns that left no state. When a deeper snapshot of the turn appears the tail gets
+//! shorter. When the turn falls back to an ancestor the tail may begin too late: then the tokens are
+//! those of a later turn that begins with them, proven by digest, or they are not known any more,
+//! and that is what is answered. The record on disk has the tail from the boundary that is durable
+//! *there*, so that a crash loses nothing of it; a conversation is written down as soon as it has a
+//! durable snapshot or a turn whose tokens are all in its record.
+//!
+//! # Bounds
+//! Tails and messages of all conversations together stay below [`shelf::IN_RAM`]: beyond, those that
+//! were longest unchanged are left on disk and read when somebody asks ([`shelf`]). A record holds
+//! those of the latest turns that find room in it.
 
+mod ancestry;
+mod marks;
 mod names;
+mod parts;
 mod select;
+mod shelf;
 mod stored;
+mod stream;
+mod tail;
 #[cfg(test)]
 mod tests;
+mod view;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::types::{Millis, SessionId, SnapshotId};
+use crate::types::{Millis, SnapshotId};
 use crate::util::id_map::IdMap;
 
-pub use select::{Found, Need};
+pub use ancestry::Known;
+pub use marks::Mark;
+pub use parts::{
+    Conversation, ConversationKey, Deferred, Ending, Live, NoRoom, Origin, Owner, Pace, Turn,
+};
+pub use select::{Found, Need, Pick};
+pub use shelf::IN_RAM;
 pub use stored::MAX_BRANCHES;
+pub use stream::TokenStream;
+pub use tail::{Chain, Tail, digest_of, print_of};
+pub use view::{
+    BranchRow, Compared, Comparison, ConversationView, ForkRow, OriginRow, Relation, TreeNode,
+    TreeTurn, TurnRow,
+};
 
-/// Name of a conversation within a tenant.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct ConversationKey {
-    /// Tenant, if there is one.
-    pub tenant: Option<Arc<str>>,
-    /// The `session_id`, or a rid.
-    pub name: Arc<str>,
-}
-
-/// A request under way: the worker's session and its number there.
-pub type Owner = (SessionId, u64);
-
-/// One finished turn.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Turn {
-    /// Counted from 1.
-    pub number: u32,
-    /// The deepest snapshot on its token path.
-    pub snapshot: Option<SnapshotId>,
-    /// Boundary of that snapshot.
-    pub boundary: u32,
-    /// Tokens of prompt and answer.
-    pub total_tokens: u32,
-    /// The request.
-    pub rid: Arc<str>,
-    /// When it finished.
-    pub finished: Millis,
-    /// How: `stop`, `length`, `abort`, `error`.
-    pub finish: &'static str,
-}
-
-/// A request that is not closed yet.
-#[derive(Clone, Debug)]
-pub struct Live {
-    /// Its request id.
-    pub rid: Arc<str>,
-    /// The deepest visible snapshot that it made or found.
-    pub snapshot: Option<SnapshotId>,
-    /// Boundary of that snapshot.
-    pub boundary: u32,
-    /// Tokens known so far.
-    pub tokens: u32,
-    /// Saves that may still become visible.
-    pub saves: u32,
-    /// The turn that it became, once it finished.
-    pub turn: Option<u32>,
-    /// When it last changed.
-    pub changed: Millis,
-}
-
-/// Why a state is not in RAM.
-#[derive(Copy, Clone, PartialEq, Eq, Debug)]
-pub enum NoRoom {
-    /// RAM was full.
-    Now,
-    /// It is larger than RAM.
-    Ever,
-    /// Its namespace holds its quota.
-    Quota {
-        /// Bytes that it holds.
-        used: u64,
-        /// Bytes that it may hold.
-        quota: u64,
-        /// Bytes of the state and its KV.
-        need: u64,
-    },
-}
-
-/// One conversation.
-#[derive(Clone, Debug, Default)]
-pub struct Conversation {
-    /// Turns, ascending by number.
-    pub turns: Vec<Turn>,
-    /// Named branches.
-    pub branches: BTreeMap<String, SnapshotId>,
-    /// Requests under way.
-    pub live: HashMap<Owner, Live>,
-    /// RAM had no room for the last state that was offered.
-    pub no_room: Option<NoRoom>,
-    /// Last change.
-    pub updated: Millis,
-}
+use super::saving::SavingRules;
+use crate::store::StreamPrint;
+use ancestry::Prints;
 
 /// All conversations.
 #[derive(Debug, Default)]
@@ -116,52 +79,14 @@ pub struct Conversations {
     open: HashMap<Owner, ConversationKey>,
     /// Changed since the last [`Conversations::take_dirty`].
     dirty: HashSet<ConversationKey>,
-}
-
-// === impl ConversationKey ===
-
-impl ConversationKey {
-    /// The conversation `name` of `tenant`.
-    pub fn new(tenant: Option<&str>, name: &str) -> Self {
-        Self {
-            tenant: tenant.map(Arc::from),
-            name: Arc::from(name),
-        }
-    }
-}
-
-// === impl Conversation ===
-
-impl Conversation {
-    /// The turn of this number.
-    pub fn turn(&self, number: u32) -> Option<&Turn> {
-        self.turns.iter().find(|turn| turn.number == number)
-    }
-
-    fn turn_mut(&mut self, number: u32) -> Option<&mut Turn> {
-        self.turns.iter_mut().find(|turn| turn.number == number)
-    }
-
-    /// The number that the next turn gets.
-    pub fn next_number(&self) -> u32 {
-        self.turns
-            .last()
-            .map_or(1, |turn| turn.number.saturating_add(1))
-    }
-
-    /// Every snapshot that a turn or a branch names, once.
-    pub fn snapshots(&self) -> HashSet<SnapshotId> {
-        let turns = self.turns.iter().filter_map(|turn| turn.snapshot);
-        turns.chain(self.branches.values().copied()).collect()
-    }
-
-    fn names(&self, snapshot: SnapshotId) -> bool {
-        let turn = self
-            .turns
-            .iter()
-            .any(|turn| turn.snapshot == Some(snapshot));
-        turn || self.branches.values().any(|id| *id == snapshot)
-    }
+    /// In which conversation something is noted of a snapshot.
+    marked: HashMap<SnapshotId, ConversationKey>,
+    /// Turns by their tokens.
+    prints: Prints,
+    /// What was said in turns that are not over yet.
+    said: shelf::Early,
+    /// Bytes of tails and messages in memory.
+    weight: usize,
 }
 
 // === impl Conversations ===
@@ -187,8 +112,14 @@ impl Conversations {
         self.all.iter()
     }
 
-    /// A request begins.
-    pub fn open(&mut self, key: &ConversationKey, owner: Owner, rid: &Arc<str>, now: Millis) {
+    /// A request begins; `unnamed`: nobody named its conversation, so that it bears the rid.
+    pub fn open(
+        &mut self,
+        key: &ConversationKey,
+        owner: Owner,
+        (rid, unnamed): (&Arc<str>, bool),
+        now: Millis,
+    ) {
         let now = now.max(self.get(key).map_or(now, |it| it.updated));
         let live = Live {
             rid: Arc::clone(rid),
@@ -196,10 +127,14 @@ impl Conversations {
             boundary: 0,
             tokens: 0,
             saves: 0,
+            tool_call: false,
             turn: None,
             changed: now,
         };
-        let conversation = self.all.entry(key.clone()).or_default();
+        let conversation = self.all.entry(key.clone()).or_insert_with(|| Conversation {
+            unnamed,
+            ..Conversation::default()
+        });
         conversation.live.insert(owner, live);
         self.open.insert(owner, key.clone());
         conversation.updated = conversation.updated.max(now);
@@ -207,8 +142,33 @@ impl Conversations {
         self.rids.insert(rid, key.clone());
     }
 
+    /// The conversation of an open request; `key` is where it began.
+    pub fn home(&self, owner: Owner, key: &ConversationKey) -> ConversationKey {
+        self.open.get(&owner).unwrap_or(key).clone()
+    }
+
+    /// The conversation of an open request.
+    pub fn open_in(&self, owner: Owner) -> Option<ConversationKey> {
+        self.open.get(&owner).cloned()
+    }
+
+    /// The snapshot that an open request has.
+    pub fn snapshot_of(&self, owner: Owner) -> Option<SnapshotId> {
+        self.request(owner)?.snapshot
+    }
+
+    /// The boundary of that snapshot; 0 without one.
+    pub fn boundary(&self, owner: Owner) -> u32 {
+        self.request(owner).map_or(0, |live| live.boundary)
+    }
+
+    fn request(&self, owner: Owner) -> Option<&Live> {
+        self.all.get(self.open.get(&owner)?)?.live.get(&owner)
+    }
+
     /// A save of the request begins (`+1`) or ends (`-1`).
     pub fn count_saves(&mut self, key: &ConversationKey, owner: Owner, by: i32) {
+        let key = &self.home(owner, key);
         if let Some(live) = self.live(key, owner) {
             live.saves = live.saves.saturating_add_signed(by);
         }
@@ -231,6 +191,7 @@ impl Conversations {
         boundary: u32,
         now: Millis,
     ) -> Option<u32> {
+        let key = &self.home(owner, key);
         let conversation = self.all.get_mut(key)?;
         conversation.no_room = None;
         let now = now.max(conversation.updated);
@@ -254,6 +215,10 @@ impl Conversations {
         };
         let old = turn.snapshot.replace(id);
         turn.boundary = boundary;
+        let before = turn.weight();
+        turn.shrink_tail();
+        let after = turn.weight();
+        self.weigh(before, after);
         self.name(id, key);
         if let Some(old) = old {
             self.unname(old, key);
@@ -267,10 +232,17 @@ impl Conversations {
         &mut self,
         key: &ConversationKey,
         owner: Owner,
-        total_tokens: u32,
-        finish: &'static str,
+        ending: Ending,
         now: Millis,
     ) -> Option<u32> {
+        let Ending {
+            total_tokens,
+            prompt_tokens,
+            finish,
+            tail,
+            print,
+        } = ending;
+        let key = &self.home(owner, key);
         let conversation = self.all.get_mut(key)?;
         let now = now.max(conversation.updated);
         let next = conversation.next_number();
@@ -278,15 +250,24 @@ impl Conversations {
         live.tokens = total_tokens;
         live.changed = now;
         let number = *live.turn.get_or_insert(next);
-        let turn = Turn {
+        let rid = Arc::clone(&live.rid);
+        let early = self.said.take(key, &rid);
+        let said = early.or_else(|| conversation.turn(number)?.said.clone());
+        let live = conversation.live.get(&owner)?;
+        let mut turn = Turn {
             number,
             snapshot: live.snapshot,
             boundary: live.boundary,
             total_tokens,
+            prompt_tokens: prompt_tokens.filter(|prompt| *prompt <= total_tokens),
             rid: Arc::clone(&live.rid),
             finished: now,
             finish,
+            tail,
+            print,
+            said,
         };
+        turn.shrink_tail();
         conversation.updated = now;
         self.put_turn(key, turn);
         Some(number)
@@ -298,17 +279,31 @@ impl Conversations {
         self.rids.entry(rid).or_insert_with(|| key.clone());
         let conversation = self.all.entry(key.clone()).or_default();
         let new = turn.snapshot;
+        let number = turn.number;
+        let mut weights = (0, turn.weight());
         let at = conversation
             .turns
             .partition_point(|other| other.number < turn.number);
         conversation.updated = conversation.updated.max(turn.finished);
         let old = match conversation.turns.get_mut(at) {
-            Some(other) if other.number == turn.number => std::mem::replace(other, turn).snapshot,
+            Some(other) if other.number == turn.number => {
+                let other = std::mem::replace(other, turn);
+                weights.0 = other.weight();
+                self.prints.forget(key, &other);
+                other.snapshot
+            }
             _ => {
                 conversation.turns.insert(at, turn);
                 None
             }
         };
+        // The turns before often begin this one's tokens.
+        let (earlier, later) = conversation.turns.split_at_mut(at);
+        if let Some(tail) = later.first().and_then(|later| later.tail.as_ref()) {
+            weights.0 += tail::share(earlier, tail);
+        }
+        self.weigh(weights.0, weights.1);
+        self.learn_print(key, number);
         if let Some(new) = new {
             self.name(new, key);
         }
@@ -320,6 +315,7 @@ impl Conversations {
 
     /// Nothing more comes from the request. A conversation without a turn or branch then goes.
     pub fn close(&mut self, key: &ConversationKey, owner: Owner) {
+        let key = &self.home(owner, key);
         self.open.remove(&owner);
         let Some(conversation) = self.all.get_mut(key) else {
             return;
@@ -338,24 +334,51 @@ impl Conversations {
         if self.all.len() <= keep {
             return;
         }
-        let named = |it: &Conversation| {
-            !it.branches.is_empty() || it.turns.iter().any(|turn| turn.snapshot.is_some())
+        let idle = self.idle();
+        let count = idle.len().saturating_sub(keep);
+        for key in idle.into_iter().take(count) {
+            self.forget(&key);
+        }
+    }
+
+    /// Forgets such conversations until their records take no more than about so many bytes.
+    pub fn trim_bytes(&mut self, most: u64) {
+        // Digits of a token, and a comma.
+        let weight = |it: &Conversation| {
+            let tokens = it.turns.iter().map(|turn| u64::from(turn.total_tokens));
+            tokens.sum::<u64>().saturating_mul(8)
         };
-        let idle = |it: &Conversation| it.live.is_empty() && !named(it);
-        let mut idle: Vec<_> = self.all.iter().filter(|(_, it)| idle(it)).collect();
-        if idle.len() <= keep {
-            return;
+        let mut left = most;
+        for key in self.idle().into_iter().rev() {
+            let bytes = self.all.get(&key).map_or(0, weight);
+            match left.checked_sub(bytes) {
+                Some(rest) => left = rest,
+                None => {
+                    left = 0;
+                    self.forget(&key);
+                }
+            }
         }
-        idle.sort_by_key(|(_, it)| it.updated);
-        let count = idle.len() - keep;
-        let keys: Vec<_> = idle
-            .into_iter()
-            .take(count)
-            .map(|(key, _)| key.clone())
-            .collect();
-        for key in keys {
-            self.remove(&key);
-        }
+    }
+
+    /// Conversations without any snapshot and without any open request, the longest unchanged first.
+    fn idle(&self) -> Vec<ConversationKey> {
+        let named = |it: &Conversation| {
+            !it.branches.is_empty()
+                || !it.marks.is_empty()
+                || it.turns.iter().any(|turn| turn.snapshot.is_some())
+        };
+        let all = self.all.iter();
+        let idle = all.filter(|(_, it)| it.live.is_empty() && !named(it));
+        let mut idle: Vec<_> = idle.map(|(key, it)| (it.updated, key.clone())).collect();
+        idle.sort_unstable();
+        idle.into_iter().map(|(_, key)| key).collect()
+    }
+
+    /// A record of turns alone goes from disk, too.
+    fn forget(&mut self, key: &ConversationKey) {
+        self.remove(key);
+        self.dirty.insert(key.clone());
     }
 
     /// What changed since the last call.
@@ -408,8 +431,13 @@ impl Conversations {
     }
 
     fn drop_if_empty(&mut self, key: &ConversationKey) {
-        let empty =
-            |it: &Conversation| it.turns.is_empty() && it.branches.is_empty() && it.live.is_empty();
+        let empty = |it: &Conversation| {
+            it.turns.is_empty()
+                && it.branches.is_empty()
+                && it.live.is_empty()
+                && it.marks.is_empty()
+                && it.rules.is_none()
+        };
         if self.all.get(key).is_some_and(empty) {
             self.remove(key);
         }
@@ -421,7 +449,14 @@ impl Conversations {
         };
         for turn in conversation.turns {
             self.forget_rid(key, &turn.rid);
+            self.prints.forget(key, &turn);
+            self.weigh(turn.weight(), 0);
         }
+    }
+
+    /// Tails and messages took `before` bytes, and take `after`.
+    fn weigh(&mut self, before: usize, after: usize) {
+        self.weight = (self.weight + after).saturating_sub(before);
     }
 
     fn forget_rid(&mut self, key: &ConversationKey, rid: &Arc<str>) {

@@ -1,6 +1,6 @@
 //! Which names a snapshot has, and how names go.
 
-use super::{ConversationKey, Conversations};
+use super::{ConversationKey, Conversations, Origin, Owner, Pace, SavingRules};
 use crate::types::{Millis, SnapshotId};
 
 // === impl Conversations ===
@@ -24,6 +24,68 @@ impl Conversations {
         }
         self.dirty.insert(key.clone());
         old
+    }
+
+    /// Notes where a conversation parted from another.
+    pub fn set_origin(&mut self, key: &ConversationKey, origin: Origin) {
+        if let Some(conversation) = self.all.get_mut(key) {
+            conversation.origin = Some(origin);
+            self.dirty.insert(key.clone());
+        }
+    }
+
+    /// The turn that an open request is, or will be, and whether it calls a tool.
+    pub fn turn_of(&self, owner: Owner, key: &ConversationKey) -> (u32, bool) {
+        let key = self.home(owner, key);
+        let Some(conversation) = self.all.get(&key) else {
+            return (1, false);
+        };
+        let live = conversation.live.get(&owner);
+        let number = live.and_then(|live| live.turn);
+        let number = number.unwrap_or_else(|| conversation.next_number());
+        (number, live.is_some_and(|live| live.tool_call))
+    }
+
+    /// An open request calls a tool.
+    pub fn calls_tool(&mut self, owner: Owner) {
+        let conversation = self.open.get(&owner).and_then(|key| self.all.get_mut(key));
+        if let Some(live) = conversation.and_then(|it| it.live.get_mut(&owner)) {
+            live.tool_call = true;
+        }
+    }
+
+    /// The open requests of this rid call a tool.
+    pub fn note_tool_call(&mut self, key: &ConversationKey, rid: &str) {
+        let conversation = self.all.get_mut(key);
+        for live in conversation.into_iter().flat_map(|it| it.live.values_mut()) {
+            live.tool_call |= *live.rid == *rid;
+        }
+    }
+
+    /// The conversation's own rules of saving.
+    pub fn rules(&self, key: &ConversationKey) -> Option<SavingRules> {
+        self.all.get(key)?.rules
+    }
+
+    /// Gives the conversation rules of its own, or takes them away.
+    pub fn set_rules(&mut self, key: &ConversationKey, rules: Option<SavingRules>, now: Millis) {
+        let conversation = self.all.entry(key.clone()).or_default();
+        conversation.rules = rules;
+        conversation.updated = conversation.updated.max(now);
+        self.dirty.insert(key.clone());
+        self.drop_if_empty(key);
+    }
+
+    /// When something of the conversation was let be written.
+    pub fn pace(&self, key: &ConversationKey) -> Pace {
+        self.all.get(key).map(|it| it.pace).unwrap_or_default()
+    }
+
+    /// Something of the conversation is let be written.
+    pub fn set_pace(&mut self, key: &ConversationKey, pace: Pace) {
+        if let Some(conversation) = self.all.get_mut(key) {
+            conversation.pace = pace;
+        }
     }
 
     /// Some conversation names it.
@@ -60,6 +122,7 @@ impl Conversations {
     /// The snapshot is gone: turns and requests fall back to `instead` (an ancestor and its
     /// boundary), branches lose it.
     pub fn lost(&mut self, snapshot: SnapshotId, instead: Option<(SnapshotId, u32)>) {
+        self.lose_mark(snapshot);
         for key in self.names.remove(&snapshot).unwrap_or_default() {
             let Some(conversation) = self.all.get_mut(&key) else {
                 continue;
@@ -99,6 +162,8 @@ impl Conversations {
         if !conversation.has(&turn.rid) {
             self.forget_rid(key, &turn.rid);
         }
+        self.prints.forget(key, &turn);
+        self.weigh(turn.weight(), 0);
         self.dirty.insert(key.clone());
         if let Some(id) = turn.snapshot {
             self.unname(id, key);
@@ -126,11 +191,17 @@ impl Conversations {
         let names = conversation.turns.len() + conversation.branches.len();
         let turns = std::mem::take(&mut conversation.turns);
         conversation.branches.clear();
+        conversation.rules = None;
         for live in conversation.live.values_mut() {
             live.turn = None;
         }
+        for turn in &turns {
+            self.prints.forget(key, turn);
+            self.weigh(turn.weight(), 0);
+        }
         let mut rids: Vec<_> = turns.into_iter().map(|turn| turn.rid).collect();
-        rids.retain(|rid| !conversation.has(rid));
+        let left = self.all.get(key);
+        rids.retain(|rid| left.is_none_or(|it| !it.has(rid)));
         for rid in rids {
             self.forget_rid(key, &rid);
         }

@@ -91,9 +91,13 @@ impl Service {
             snapshot: Some(id),
             boundary,
             total_tokens: total_tokens.max(boundary),
+            prompt_tokens: None,
             rid: Arc::clone(rid),
             finished,
             finish: "stop",
+            tail: None,
+            print: None,
+            said: None,
         };
         core.conversations.put_turn(key, turn);
         Ok(true)

@@ -50,13 +50,21 @@ pub(super) fn bad_json(valid: Vec<Case>) -> Vec<Refused> {
     let mut flipped = whole.clone();
     flipped[whole.len() / 2] ^= 1;
     let version = "\"format_version\":";
-    let unknown = |to: &str| changed(&valid, "\"format_version\":1", &format!("{version}{to}"));
+    let known = str::from_utf8(whole)
+        .unwrap()
+        .split_once(version)
+        .unwrap()
+        .1;
+    let known: u32 = known.split_once(',').unwrap().0.parse().unwrap();
+    let now = format!("{version}{known}");
+    let unknown = |to: &str| changed(&valid, &now, &format!("{version}{to}"));
+    let next = (known + 1).to_string();
     vec![
         refused("empty", "", "length"),
         refused("cut", &whole[..whole.len() - 1], "checksum"),
         refused("longer", [whole, &b"\n"[..]].concat(), "checksum"),
         refused("flipped", flipped, "checksum"),
-        refused("version-2", unknown("2"), "version"),
+        refused(&format!("version-{next}"), unknown(&next), "version"),
         refused(
             "version-18446744073709551615",
             unknown("18446744073709551615"),
@@ -65,12 +73,12 @@ pub(super) fn bad_json(valid: Vec<Case>) -> Vec<Refused> {
         refused("version-negative", unknown("-1"), "malformed"),
         refused(
             "unknown-field",
-            unknown("1,\"new_field\":0"),
+            unknown(&format!("{known},\"new_field\":0")),
             "unknown_field",
         ),
         refused(
             "field-twice",
-            unknown("1,\"format_version\":1"),
+            unknown(&format!("{known},{version}{known}")),
             "malformed",
         ),
         refused("no-json", sealed("]"), "malformed"),
@@ -170,12 +178,39 @@ pub(super) fn conversations() -> Vec<Case> {
         rid: format!("r{turn}"),
         finished: Millis(5),
         finish: "stop".into(),
+        prompt_tokens: None,
+        tail: None,
+        print: None,
+        said: None,
     };
     let mut whole = refs::ConversationRef::new(Some("t".into()), "../\u{202e}c".into(), Millis(9));
     whole.turns = vec![turn(1), turn(2), turn(5)];
     whole.branches.insert("main".into(), id(9));
     let bare = refs::ConversationRef::new(None, "c".into(), Millis(0));
-    vec![case("turns", encoded(&whole)), case("bare", encoded(&bare))]
+    let mut spoken = whole.clone();
+    spoken.turns.truncate(2);
+    spoken.turns[0].tail = Some((0..44).collect());
+    spoken.turns[0].prompt_tokens = Some(280);
+    spoken.turns[1].print = Some(refs::StreamPrint {
+        digest: [3; 16],
+        chain: 4,
+    });
+    spoken.turns[1].said = Some("[{\"role\":\"user\"}]".into());
+    spoken.unnamed = true;
+    spoken.origin = Some(refs::OriginRef {
+        conversation: "d".into(),
+        turn: 2,
+    });
+    let mark = refs::MarkRef {
+        pinned: true,
+        label: Some("l".into()),
+    };
+    spoken.marks.insert(id(1), mark);
+    vec![
+        case("turns", encoded(&whole)),
+        case("bare", encoded(&bare)),
+        case("spoken", encoded(&spoken)),
+    ]
 }
 
 pub(super) fn bad_conversations() -> Vec<Refused> {
@@ -198,6 +233,37 @@ pub(super) fn bad_conversations() -> Vec<Refused> {
             "contradicts",
         ),
         refused("no-uuid", with(&id(1).to_string(), "x"), "malformed"),
+        refused(
+            "short-tail",
+            with("\"finish\":\"stop\"", "\"finish\":\"stop\",\"tail\":[1,2]"),
+            "more tokens",
+        ),
+        refused(
+            "wide-token",
+            with(
+                "\"finish\":\"stop\"",
+                "\"finish\":\"stop\",\"tail\":[4294967296]",
+            ),
+            "malformed",
+        ),
+        refused(
+            "no-print",
+            with("\"finish\":\"stop\"", "\"finish\":\"stop\",\"print\":\"0\""),
+            "malformed",
+        ),
+        refused(
+            "prompt-beyond",
+            with("\"rid\":\"r1\"", "\"rid\":\"r1\",\"prompt_tokens\":301"),
+            "contradicts",
+        ),
+        refused(
+            "old-with-new",
+            with(
+                "\"format_version\":2,",
+                "\"format_version\":1,\"unnamed\":true,",
+            ),
+            "more than its version",
+        ),
     ]);
     bad
 }

@@ -172,6 +172,10 @@ impl TrueStore {
             rid: "r".into(),
             finished: Millis(4),
             finish: "stop".into(),
+            prompt_tokens: None,
+            tail: None,
+            print: None,
+            said: None,
         });
         start.refs().put(&conversation).unwrap();
         let rel = layout::conversation(&conversation.key());
