@@ -188,6 +188,9 @@ impl Talk {
             rid: format!("{:032x}", (u64::from(number) << 32) | u64::from(turn)),
             finished: Millis(now),
             finish: "stop".to_owned(),
+            tail: None,
+            print: None,
+            said: None,
         });
         (self.parent, self.at) = (Some(id), boundary);
         (manifest, new)

@@ -24,6 +24,8 @@ pub enum ErrorType {
     RequestTimeout,
     /// The conversation is known, and no state of it was kept: 409.
     NoState,
+    /// The turn is known, and not what was said in it: 409.
+    TokensUnknown,
     /// The snapshot belongs to another model, shape or namespace: 409.
     Mismatch,
     /// Something that is being read or written is in the way: 409.
@@ -81,7 +83,7 @@ struct Detail<'a> {
 
 impl ErrorType {
     /// Every type, for documents and tests.
-    pub const ALL: [ErrorType; 19] = [
+    pub const ALL: [ErrorType; 20] = [
         ErrorType::InvalidRequest,
         ErrorType::Unauthorized,
         ErrorType::HostNotAllowed,
@@ -89,6 +91,7 @@ impl ErrorType {
         ErrorType::MethodNotAllowed,
         ErrorType::RequestTimeout,
         ErrorType::NoState,
+        ErrorType::TokensUnknown,
         ErrorType::Mismatch,
         ErrorType::Conflict,
         ErrorType::TooLarge,
@@ -113,6 +116,7 @@ impl ErrorType {
             ErrorType::MethodNotAllowed => "method_not_allowed",
             ErrorType::RequestTimeout => "request_timeout",
             ErrorType::NoState => "no_state",
+            ErrorType::TokensUnknown => "tokens_unknown",
             ErrorType::Mismatch => "mismatch",
             ErrorType::Conflict => "conflict",
             ErrorType::TooLarge => "too_large",
@@ -137,7 +141,10 @@ impl ErrorType {
             ErrorType::NotFound => StatusCode::NOT_FOUND,
             ErrorType::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             ErrorType::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
-            ErrorType::NoState | ErrorType::Mismatch | ErrorType::Conflict => StatusCode::CONFLICT,
+            ErrorType::NoState
+            | ErrorType::TokensUnknown
+            | ErrorType::Mismatch
+            | ErrorType::Conflict => StatusCode::CONFLICT,
             ErrorType::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             ErrorType::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ErrorType::Internal | ErrorType::Data => StatusCode::INTERNAL_SERVER_ERROR,

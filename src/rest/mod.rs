@@ -96,6 +96,7 @@ impl From<ServiceError> for ApiError {
         let kind = match error.kind() {
             ErrorKind::NotFound => ErrorType::NotFound,
             ErrorKind::NoState => ErrorType::NoState,
+            ErrorKind::TokensUnknown => ErrorType::TokensUnknown,
             ErrorKind::Mismatch => ErrorType::Mismatch,
             ErrorKind::Invalid => ErrorType::InvalidRequest,
             ErrorKind::Unauthorized => ErrorType::Unauthorized,

@@ -117,13 +117,14 @@ impl Service {
             }
         };
         let boundary = commit.boundary();
+        let conversation = core.conversations.home(commit.owner, commit.conversation);
         let turn = core
             .conversations
             .saw(commit.conversation, commit.owner, id, boundary, now);
         drop(core);
         if let Some(turn_number) = turn {
             self.announce(Event::Turn {
-                conversation_id: commit.conversation.name.to_string(),
+                conversation_id: conversation.name.to_string(),
                 turn_number,
                 snapshot_id: Some(id),
             });
@@ -267,7 +268,7 @@ impl Service {
             generation,
             parent: core.index.snapshot(&id).and_then(|info| info.parent),
             created: now,
-            conversation: Some(commit.conversation.clone()),
+            conversation: Some(core.conversations.home(commit.owner, commit.conversation)),
             rid: Some(Arc::clone(commit.rid)),
             written: 0,
             failure: None,

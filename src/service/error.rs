@@ -20,6 +20,14 @@ pub enum ServiceError {
         /// Conversation or request.
         name: String,
     },
+    /// The turn is known, but not what was said in it.
+    #[error("`{name}` is known, but its tokens are not: {why}")]
+    TokensUnknown {
+        /// Conversation or request.
+        name: String,
+        /// Why not.
+        why: &'static str,
+    },
     /// It was there when the request came, and was deleted before the request was done.
     #[error("snapshot {snapshot} was deleted meanwhile")]
     Deleted {
@@ -92,6 +100,8 @@ pub enum ErrorKind {
     NotFound,
     /// 409 `no_state`.
     NoState,
+    /// 409 `tokens_unknown`.
+    TokensUnknown,
     /// 409 `mismatch`.
     Mismatch,
     /// 400.
@@ -122,6 +132,7 @@ impl ServiceError {
         match self {
             Self::NotFound { .. } | Self::Deleted { .. } => ErrorKind::NotFound,
             Self::NoState { .. } => ErrorKind::NoState,
+            Self::TokensUnknown { .. } => ErrorKind::TokensUnknown,
             Self::Mismatch { .. } | Self::OtherModel { .. } => ErrorKind::Mismatch,
             Self::Invalid(_) => ErrorKind::Invalid,
             Self::Unauthorized => ErrorKind::Unauthorized,
@@ -144,6 +155,7 @@ impl ErrorKind {
         match self {
             Self::NotFound => "not_found",
             Self::NoState => "no_state",
+            Self::TokensUnknown => "tokens_unknown",
             Self::Mismatch => "mismatch",
             Self::Invalid => "invalid",
             Self::Unauthorized => "unauthorized",

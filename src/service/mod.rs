@@ -79,6 +79,7 @@ pub use self::api::{
 };
 pub use self::attach::{Attachment, ChannelFds};
 pub use self::config::Config;
+pub use self::conversations::TokenStream;
 pub use self::error::{ErrorKind, ServiceError};
 pub use self::fd_socket::FdSocket;
 pub use self::hold::Hold;

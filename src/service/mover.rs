@@ -18,7 +18,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::Service;
-use super::conversations::ConversationKey;
+use super::conversations::{ConversationKey, IN_RAM};
 use super::core::{Failure, Model, Removal};
 use crate::index::{Action, Hit};
 use crate::store::{self, StoreError, Stored, Tier};
@@ -430,6 +430,7 @@ impl Service {
     /// Writes conversations that changed, if something durable bears their name.
     fn write_refs(&self) {
         let Some(refs) = &self.store.refs else {
+            self.core.lock().conversations.shelve(IN_RAM, false);
             return;
         };
         let keys: Vec<ConversationKey> = {
@@ -440,6 +441,7 @@ impl Service {
             let keys: Vec<_> = core.conversations.take_dirty().into_iter().collect();
             core.queue.writing_refs = keys.len();
             core.conversations.trim(self.config.max_idle_conversations);
+            core.conversations.shelve(IN_RAM, true);
             keys
         };
         let (mut hopeless, mut wrote) = (false, false);
@@ -449,14 +451,16 @@ impl Service {
                 self.core.lock().conversations.mark_dirty(key);
                 continue;
             }
-            let (name, stored) = {
-                let core = self.core.lock();
-                let tenant = key.tenant.as_deref();
-                (
-                    store::ConversationKey::of(tenant, &key.name),
-                    core.stored(&key),
-                )
-            };
+            let name = store::ConversationKey::of(key.tenant.as_deref(), &key.name);
+            if self.core.lock().conversations.is_shelved(&key) {
+                // What is written anew must have what only the record has.
+                let read = refs.get(&name).unwrap_or_else(|error| {
+                    self.disk_failed("read", &error);
+                    None
+                });
+                self.core.lock().conversations.unshelve(&key, read);
+            }
+            let stored = self.core.lock().stored(&key);
             let write = || match &stored {
                 Some(conversation) => refs.put(conversation),
                 None => refs.remove(&name).map(drop),

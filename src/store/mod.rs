@@ -71,7 +71,7 @@ pub use object::{
     Encoding, MAX_OBJECT_TOKENS, MAX_SHARD_BYTES, MAX_SHARDS, Object, ObjectMeta, Piece, pieces,
 };
 pub use ram::RamTier;
-pub use refs::{ConversationKey, ConversationRef, TurnRef};
+pub use refs::{ConversationKey, ConversationRef, OriginRef, StreamPrint, TurnRef};
 pub use tier::{Stored, Tier, Usage};
 pub use token_log::TokenLog;
 

@@ -3,18 +3,52 @@
 //! On disk each is a sealed JSON file (see `sealed_json`) with the fields of [`ConversationRef`], at
 //! `refs/<first two digits>/<hash>.json`. The hash is that of tenant and conversation; names given
 //! by clients reach the file system in no other form.
+//!
+//! Version 2 has what was said beside the snapshots: the tokens of a turn beyond its boundary, a
+//! print of all of its tokens, its messages. Version 1 is still read: all of that is then unknown.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::{Millis, SnapshotId, hex};
+use crate::types::{Millis, SnapshotId, TokenId, hex};
 
 use super::sealed_json::Record;
 
 const MAX_NAME: usize = 16 << 10;
 const MAX_TURNS: usize = 100_000;
 const MAX_BRANCHES: usize = 4096;
+
+/// Digits of a [`StreamPrint`].
+const PRINT_DIGITS: usize = 48;
+
+/// What a turn's tokens are known by, prompt and answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct StreamPrint {
+    /// First bytes of the BLAKE3 of the tokens.
+    pub digest: [u8; 16],
+    /// A quick sum of namespace and tokens, to look for them by.
+    pub chain: u64,
+}
+
+/// What a [`StreamPrint`] does not look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a print has {PRINT_DIGITS} lowercase hexadecimal digits")]
+pub struct NoPrint;
+
+/// Where a conversation parted from another of its tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OriginRef {
+    /// The other's name.
+    pub conversation: String,
+    /// The last turn that both have.
+    pub turn: u32,
+}
 
 /// Names the file of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,13 +72,22 @@ pub struct TurnRef {
     pub finished: Millis,
     /// How it ended, as the server named it.
     pub finish: String,
+    /// Tokens `[boundary, total_tokens)`; `None`: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "tokens")]
+    pub tail: Option<Arc<[TokenId]>>,
+    /// What all of its tokens are known by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub print: Option<StreamPrint>,
+    /// What was said in it: a JSON list of messages.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text")]
+    pub said: Option<Arc<str>>,
 }
 
 /// All that is known of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConversationRef {
-    /// 1.
+    /// 2.
     pub format_version: u32,
     /// Its name.
     pub conversation: String,
@@ -56,6 +99,54 @@ pub struct ConversationRef {
     pub branches: BTreeMap<String, SnapshotId>,
     /// Last change.
     pub updated: Millis,
+    /// No client named it: requests go on with it by their tokens.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unnamed: bool,
+    /// Where it parted from another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<OriginRef>,
+}
+
+// === impl StreamPrint ===
+
+impl fmt::Display for StreamPrint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { digest, chain } = self;
+        write!(
+            f,
+            "{}{}",
+            hex::encode(digest),
+            hex::encode(&chain.to_be_bytes())
+        )
+    }
+}
+
+impl FromStr for StreamPrint {
+    type Err = NoPrint;
+
+    fn from_str(text: &str) -> Result<Self, NoPrint> {
+        let (digest, chain) = text.split_at_checked(32).ok_or(NoPrint)?;
+        let digest = hex::decode(digest).map_err(|_| NoPrint)?;
+        let chain = hex::decode(chain).map_err(|_| NoPrint)?;
+        Ok(Self {
+            digest,
+            chain: u64::from_be_bytes(chain),
+        })
+    }
+}
+
+impl TryFrom<String> for StreamPrint {
+    type Error = NoPrint;
+
+    fn try_from(text: String) -> Result<Self, NoPrint> {
+        text.parse()
+    }
+}
+
+impl From<StreamPrint> for String {
+    fn from(print: StreamPrint) -> Self {
+        print.to_string()
+    }
 }
 
 // === impl ConversationKey ===
@@ -88,8 +179,8 @@ impl ConversationKey {
 // === impl ConversationRef ===
 
 impl ConversationRef {
-    /// The version written and read here.
-    pub const FORMAT: u32 = 1;
+    /// The version written here.
+    pub const FORMAT: u32 = 2;
 
     /// A conversation without turns.
     #[must_use]
@@ -101,7 +192,15 @@ impl ConversationRef {
             turns: Vec::new(),
             branches: BTreeMap::new(),
             updated: now,
+            unnamed: false,
+            origin: None,
         }
+    }
+
+    /// It has only what version 1 has.
+    fn is_plain(&self) -> bool {
+        let plain = |t: &TurnRef| t.tail.is_none() && t.print.is_none() && t.said.is_none();
+        !self.unnamed && self.origin.is_none() && self.turns.iter().all(plain)
     }
 
     /// The key of its file.
@@ -113,9 +212,18 @@ impl ConversationRef {
 
 impl Record for ConversationRef {
     const FORMAT: u32 = Self::FORMAT;
+    const OLDEST: u32 = 1;
 
     fn format_version(&self) -> u32 {
         self.format_version
+    }
+
+    fn upgrade(&mut self) -> Result<(), String> {
+        if self.format_version < Self::FORMAT && !self.is_plain() {
+            return Err("it has more than its version".into());
+        }
+        self.format_version = Self::FORMAT;
+        Ok(())
     }
 
     fn check(&self) -> Result<(), String> {
@@ -125,6 +233,10 @@ impl Record for ConversationRef {
             || self.tenant.as_deref().is_some_and(long)
             || self.turns.iter().any(|t| long(&t.rid) || long(&t.finish))
             || self.branches.keys().any(|name| long(name))
+            || self
+                .origin
+                .as_ref()
+                .is_some_and(|o| o.conversation.is_empty() || long(&o.conversation))
         {
             return Err("an empty or too long name".into());
         }
@@ -139,8 +251,52 @@ impl Record for ConversationRef {
             if turn.turn == 0 || !fits || (turn.snapshot.is_none() && turn.boundary != 0) {
                 return Err(format!("turn {} contradicts itself", turn.turn));
             }
+            let beyond = turn.total_tokens - turn.boundary;
+            if turn
+                .tail
+                .as_ref()
+                .is_some_and(|t| t.len() != beyond as usize)
+            {
+                return Err(format!("turn {} has not {beyond} more tokens", turn.turn));
+            }
         }
         Ok(())
+    }
+}
+
+/// Tokens as a list of numbers.
+mod tokens {
+    use super::{Arc, Deserialize, Serialize, TokenId};
+
+    pub fn serialize<S: serde::Serializer>(
+        tokens: &Option<Arc<[TokenId]>>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        tokens.as_deref().serialize(to)
+    }
+
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Arc<[TokenId]>>, D::Error> {
+        Ok(Option::<Vec<TokenId>>::deserialize(from)?.map(Arc::from))
+    }
+}
+
+/// A shared text.
+mod text {
+    use super::{Arc, Deserialize, Serialize};
+
+    pub fn serialize<S: serde::Serializer>(
+        text: &Option<Arc<str>>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        text.as_deref().serialize(to)
+    }
+
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Arc<str>>, D::Error> {
+        Ok(Option::<String>::deserialize(from)?.map(Arc::from))
     }
 }
 
@@ -158,6 +314,58 @@ mod tests {
             rid: "r".into(),
             finished: Millis(5),
             finish: "stop".into(),
+            tail: None,
+            print: None,
+            said: None,
+        }
+    }
+
+    /// A file as version 1 had it.
+    fn of_version_1(turn: &str) -> Vec<u8> {
+        let body = format!(
+            r#"{{"format_version":1,"conversation":"c","tenant":null,"turns":[{{"turn":1,"snapshot":null,"boundary":0,"total_tokens":3,"rid":"r","finished":5,"finish":"stop"{turn}}}],"branches":{{}},"updated":7"#
+        );
+        let sum = blake3::hash(body.as_bytes()).to_hex();
+        format!("{body},\"checksum\":\"{sum}\"}}\n").into_bytes()
+    }
+
+    #[test]
+    fn version_1_is_read_and_has_nothing_of_version_2() {
+        let read: ConversationRef = sealed_json::decode(&of_version_1("")).unwrap();
+        assert_eq!(read.format_version, ConversationRef::FORMAT);
+        assert_eq!((read.turns.len(), &read.turns[0].tail), (1, &None));
+        let again = sealed_json::encode(&read).unwrap();
+        assert_eq!(
+            sealed_json::decode::<ConversationRef>(&again).unwrap(),
+            read
+        );
+        let newer = of_version_1(r#","tail":[1,2,3]"#);
+        let bad = sealed_json::decode::<ConversationRef>(&newer).unwrap_err();
+        assert!(bad.detail.contains("more than its version"), "{bad:?}");
+        let future = ConversationRef {
+            format_version: 3,
+            ..read
+        };
+        assert!(sealed_json::encode(&future).is_err());
+    }
+
+    #[test]
+    fn a_print_is_its_digits() {
+        let print = StreamPrint {
+            digest: [0xab; 16],
+            chain: 7,
+        };
+        let text = print.to_string();
+        assert_eq!(text.len(), PRINT_DIGITS);
+        assert_eq!(text.parse(), Ok(print));
+        for bad in [
+            "",
+            &text[1..],
+            &text.to_uppercase(),
+            &format!("{text}0"),
+            "é",
+        ] {
+            assert_eq!(bad.parse::<StreamPrint>(), Err(NoPrint), "{bad}");
         }
     }
 
@@ -165,6 +373,17 @@ mod tests {
     fn round_trip_and_limits() {
         let mut conversation = ConversationRef::new(None, "c".into(), Millis(1));
         conversation.turns = vec![turn(1), turn(2), turn(5)];
+        conversation.turns[1].tail = Some(Arc::from([9; 44]));
+        conversation.turns[1].print = Some(StreamPrint {
+            digest: [1; 16],
+            chain: u64::MAX,
+        });
+        conversation.turns[2].said = Some(Arc::from(r#"[{"role":"user"}]"#));
+        conversation.unnamed = true;
+        conversation.origin = Some(OriginRef {
+            conversation: "d".into(),
+            turn: 4,
+        });
         conversation
             .branches
             .insert("main".into(), SnapshotId::new());
@@ -184,6 +403,13 @@ mod tests {
         refused(&|c| c.turns[0].turn = 0);
         refused(&|c| c.turns[0].boundary = 301);
         refused(&|c| c.turns[0].snapshot = None);
+        refused(&|c| c.turns[0].tail = Some(Arc::from([1; 43])));
+        refused(&|c| {
+            c.origin = Some(OriginRef {
+                conversation: String::new(),
+                turn: 1,
+            });
+        });
     }
 
     #[test]

@@ -20,11 +20,19 @@ pub(crate) trait Record: Serialize + DeserializeOwned {
     /// The version that this program writes and reads, in the member `format_version`.
     const FORMAT: u32;
 
+    /// The oldest version that it still reads.
+    const OLDEST: u32 = Self::FORMAT;
+
     /// What the value says that it is.
     fn format_version(&self) -> u32;
 
     /// Limits and agreement of the fields, checked before writing and after reading.
     fn check(&self) -> Result<(), String>;
+
+    /// Makes what was read, of any version known, one of the version written here.
+    fn upgrade(&mut self) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// Why a file is no such record.
@@ -77,7 +85,7 @@ pub(crate) fn encode<T: Record>(record: &T) -> Result<Vec<u8>, Bad> {
 /// The record in a file's bytes.
 pub(crate) fn decode<T: Record>(bytes: &[u8]) -> Result<T, Bad> {
     if let Ok(Probe { format_version }) = serde_json::from_slice(bytes)
-        && format_version != u64::from(T::FORMAT)
+        && !(u64::from(T::OLDEST)..=u64::from(T::FORMAT)).contains(&format_version)
     {
         return Err(Bad {
             reason: Reason::Version,
@@ -101,7 +109,7 @@ pub(crate) fn decode<T: Record>(bytes: &[u8]) -> Result<T, Bad> {
     }
     let mut json = body.to_vec();
     json.push(b'}');
-    let record: T = serde_json::from_slice(&json).map_err(|error| {
+    let mut record: T = serde_json::from_slice(&json).map_err(|error| {
         let detail = error.to_string();
         let reason = if detail.starts_with("unknown field") {
             Reason::UnknownField
@@ -111,7 +119,8 @@ pub(crate) fn decode<T: Record>(bytes: &[u8]) -> Result<T, Bad> {
         Bad::new(reason, detail)
     })?;
     record
-        .check()
+        .upgrade()
+        .and_then(|()| record.check())
         .map_err(|detail| Bad::new(Reason::Invalid, detail))?;
     Ok(record)
 }

@@ -17,7 +17,7 @@ use crate::types::SnapshotId;
 /// Longest name in bytes.
 const MAX_NAME: usize = 4096;
 
-fn check_names(select: &Selector) -> Result<(), ServiceError> {
+pub(super) fn check_names(select: &Selector) -> Result<(), ServiceError> {
     let Selector {
         tenant,
         rid,

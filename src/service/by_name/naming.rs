@@ -75,6 +75,12 @@ impl Service {
         id: SnapshotId,
         deadline: tokio::time::Instant,
     ) -> Result<Naming<'_>, ServiceError> {
+        // The request may have gone on with another conversation meanwhile.
+        let key = self.core.lock().conversations.alias(&found.key);
+        let found = &Found {
+            key: key.unwrap_or_else(|| found.key.clone()),
+            ..found.clone()
+        };
         let other = other_key(select, found);
         let key = other.as_ref().unwrap_or(&found.key);
         loop {
@@ -112,6 +118,11 @@ impl Service {
             let number = select.turn_number.or(same).unwrap_or(next);
             let before = conversation.and_then(|it| it.turn(number)).cloned();
             let total = found.total_tokens.unwrap_or(info.boundary);
+            // What was said is the same under another name.
+            let source = found
+                .turn
+                .and_then(|turn| core.conversations.get(&found.key)?.turn(turn));
+            let source = source.filter(|turn| turn.total_tokens == total.max(info.boundary));
             let ours = Turn {
                 number,
                 snapshot: Some(id),
@@ -120,6 +131,9 @@ impl Service {
                 rid: found.rid.clone().unwrap_or_else(|| key.name.clone()),
                 finished: now.max(conversation.map_or(now, |it| it.updated)),
                 finish: "stop",
+                tail: source.and_then(|turn| turn.tail.clone()),
+                print: source.and_then(|turn| turn.print),
+                said: source.and_then(|turn| turn.said.clone()),
             };
             turn = Some(number);
             core.conversations.put_turn(key, ours.clone());

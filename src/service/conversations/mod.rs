@@ -1,14 +1,41 @@
 //! Conversations, their turns and their named branches: what snapshots are called.
 //!
-//! A conversation is named by the `session_id` of its requests, or else by the rid of its only one.
+//! # What
+//! A conversation is named by the `session_id` of its requests, or else by the rid of its first one.
 //! Its turns count from 1 in the order in which they finished. A turn's snapshot is the deepest one
 //! on its token path; it may come after the turn finished, when the last state is drained, and it
 //! falls back to an ancestor when it is evicted. Pure: no clock, no IO. Clocks may go back: within a
 //! conversation nothing is older than what came before it.
+//!
+//! # Ancestry
+//! A request without a `session_id` goes on with a conversation that no client named if its prompt
+//! begins with all tokens of that conversation's last turn, prompt and answer: it is the next turn
+//! there, and its rid is another name of the conversation. If it begins with those of an earlier
+//! turn, it is a conversation of its own, which knows where it parted ([`Origin`]). Prompts are
+//! compared by a quick sum of every prefix, then by a digest: a mistake could only misname, as
+//! states are found by their tokens alone.
+//!
+//! # Tokens
+//! The tokens of a turn up to its boundary are the index's; those beyond, its *tail*, are kept here,
+//! also of turns that left no state. When a deeper snapshot of the turn appears the tail gets
+//! shorter. When the turn falls back to an ancestor the tail may begin too late: then the tokens are
+//! those of a later turn that begins with them, proven by digest, or they are not known any more,
+//! and that is what is answered. The record on disk has the tail from the boundary that is durable
+//! *there*, so that a crash loses nothing of it; a conversation is written down as soon as it has a
+//! durable snapshot or a turn whose tokens are all in its record.
+//!
+//! # Bounds
+//! Tails and messages of all conversations together stay below [`shelf::IN_RAM`]: beyond, those that
+//! were longest unchanged are left on disk and read when somebody asks ([`shelf`]). A record holds
+//! those of the latest turns that find room in it.
 
+mod ancestry;
 mod names;
 mod select;
+mod shelf;
 mod stored;
+mod stream;
+mod tail;
 #[cfg(test)]
 mod tests;
 
@@ -18,8 +45,15 @@ use std::sync::Arc;
 use crate::types::{Millis, SessionId, SnapshotId};
 use crate::util::id_map::IdMap;
 
-pub use select::{Found, Need};
+pub use ancestry::Known;
+pub use select::{Found, Need, Pick};
+pub use shelf::IN_RAM;
 pub use stored::MAX_BRANCHES;
+pub use stream::TokenStream;
+pub use tail::{Chain, Tail, digest_of, print_of};
+
+use crate::store::StreamPrint;
+use ancestry::Prints;
 
 /// Name of a conversation within a tenant.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -50,6 +84,34 @@ pub struct Turn {
     pub finished: Millis,
     /// How: `stop`, `length`, `abort`, `error`.
     pub finish: &'static str,
+    /// Its tokens beyond its snapshot; `None`: they were never known, or are not any more.
+    pub tail: Option<Tail>,
+    /// What all of its tokens are known by.
+    pub print: Option<StreamPrint>,
+    /// What was said in it: a JSON list of messages.
+    pub said: Option<Arc<str>>,
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, Default)]
+pub struct Ending {
+    /// Tokens of prompt and answer.
+    pub total_tokens: u32,
+    /// `stop`, `length`, `abort`, `error`.
+    pub finish: &'static str,
+    /// Its last tokens, if they are known.
+    pub tail: Option<Tail>,
+    /// What all of them are known by.
+    pub print: Option<StreamPrint>,
+}
+
+/// Where a conversation parted from another one of its tenant.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Origin {
+    /// The other's name.
+    pub conversation: Arc<str>,
+    /// The last turn that both have.
+    pub turn: u32,
 }
 
 /// A request that is not closed yet.
@@ -102,6 +164,12 @@ pub struct Conversation {
     pub no_room: Option<NoRoom>,
     /// Last change.
     pub updated: Millis,
+    /// No client named it.
+    pub unnamed: bool,
+    /// Where it parted from another.
+    pub origin: Option<Origin>,
+    /// Tails and messages of its turns are on disk alone.
+    pub shelved: bool,
 }
 
 /// All conversations.
@@ -116,6 +184,12 @@ pub struct Conversations {
     open: HashMap<Owner, ConversationKey>,
     /// Changed since the last [`Conversations::take_dirty`].
     dirty: HashSet<ConversationKey>,
+    /// Turns by their tokens.
+    prints: Prints,
+    /// What was said in turns that are not over yet.
+    said: shelf::Early,
+    /// Bytes of tails and messages in memory.
+    weight: usize,
 }
 
 // === impl ConversationKey ===
@@ -187,8 +261,14 @@ impl Conversations {
         self.all.iter()
     }
 
-    /// A request begins.
-    pub fn open(&mut self, key: &ConversationKey, owner: Owner, rid: &Arc<str>, now: Millis) {
+    /// A request begins; `unnamed`: nobody named its conversation, so that it bears the rid.
+    pub fn open(
+        &mut self,
+        key: &ConversationKey,
+        owner: Owner,
+        (rid, unnamed): (&Arc<str>, bool),
+        now: Millis,
+    ) {
         let now = now.max(self.get(key).map_or(now, |it| it.updated));
         let live = Live {
             rid: Arc::clone(rid),
@@ -199,7 +279,10 @@ impl Conversations {
             turn: None,
             changed: now,
         };
-        let conversation = self.all.entry(key.clone()).or_default();
+        let conversation = self.all.entry(key.clone()).or_insert_with(|| Conversation {
+            unnamed,
+            ..Conversation::default()
+        });
         conversation.live.insert(owner, live);
         self.open.insert(owner, key.clone());
         conversation.updated = conversation.updated.max(now);
@@ -207,8 +290,33 @@ impl Conversations {
         self.rids.insert(rid, key.clone());
     }
 
+    /// The conversation of an open request; `key` is where it began.
+    pub fn home(&self, owner: Owner, key: &ConversationKey) -> ConversationKey {
+        self.open.get(&owner).unwrap_or(key).clone()
+    }
+
+    /// The conversation of an open request.
+    pub fn open_in(&self, owner: Owner) -> Option<ConversationKey> {
+        self.open.get(&owner).cloned()
+    }
+
+    /// The snapshot that an open request has.
+    pub fn snapshot_of(&self, owner: Owner) -> Option<SnapshotId> {
+        self.request(owner)?.snapshot
+    }
+
+    /// The boundary of that snapshot; 0 without one.
+    pub fn boundary(&self, owner: Owner) -> u32 {
+        self.request(owner).map_or(0, |live| live.boundary)
+    }
+
+    fn request(&self, owner: Owner) -> Option<&Live> {
+        self.all.get(self.open.get(&owner)?)?.live.get(&owner)
+    }
+
     /// A save of the request begins (`+1`) or ends (`-1`).
     pub fn count_saves(&mut self, key: &ConversationKey, owner: Owner, by: i32) {
+        let key = &self.home(owner, key);
         if let Some(live) = self.live(key, owner) {
             live.saves = live.saves.saturating_add_signed(by);
         }
@@ -231,6 +339,7 @@ impl Conversations {
         boundary: u32,
         now: Millis,
     ) -> Option<u32> {
+        let key = &self.home(owner, key);
         let conversation = self.all.get_mut(key)?;
         conversation.no_room = None;
         let now = now.max(conversation.updated);
@@ -254,6 +363,10 @@ impl Conversations {
         };
         let old = turn.snapshot.replace(id);
         turn.boundary = boundary;
+        let before = turn.weight();
+        turn.shrink_tail();
+        let after = turn.weight();
+        self.weigh(before, after);
         self.name(id, key);
         if let Some(old) = old {
             self.unname(old, key);
@@ -267,10 +380,16 @@ impl Conversations {
         &mut self,
         key: &ConversationKey,
         owner: Owner,
-        total_tokens: u32,
-        finish: &'static str,
+        ending: Ending,
         now: Millis,
     ) -> Option<u32> {
+        let Ending {
+            total_tokens,
+            finish,
+            tail,
+            print,
+        } = ending;
+        let key = &self.home(owner, key);
         let conversation = self.all.get_mut(key)?;
         let now = now.max(conversation.updated);
         let next = conversation.next_number();
@@ -278,7 +397,11 @@ impl Conversations {
         live.tokens = total_tokens;
         live.changed = now;
         let number = *live.turn.get_or_insert(next);
-        let turn = Turn {
+        let rid = Arc::clone(&live.rid);
+        let early = self.said.take(key, &rid);
+        let said = early.or_else(|| conversation.turn(number)?.said.clone());
+        let live = conversation.live.get(&owner)?;
+        let mut turn = Turn {
             number,
             snapshot: live.snapshot,
             boundary: live.boundary,
@@ -286,7 +409,11 @@ impl Conversations {
             rid: Arc::clone(&live.rid),
             finished: now,
             finish,
+            tail,
+            print,
+            said,
         };
+        turn.shrink_tail();
         conversation.updated = now;
         self.put_turn(key, turn);
         Some(number)
@@ -298,17 +425,35 @@ impl Conversations {
         self.rids.entry(rid).or_insert_with(|| key.clone());
         let conversation = self.all.entry(key.clone()).or_default();
         let new = turn.snapshot;
+        let number = turn.number;
+        let mut weights = (0, turn.weight());
         let at = conversation
             .turns
             .partition_point(|other| other.number < turn.number);
         conversation.updated = conversation.updated.max(turn.finished);
         let old = match conversation.turns.get_mut(at) {
-            Some(other) if other.number == turn.number => std::mem::replace(other, turn).snapshot,
+            Some(other) if other.number == turn.number => {
+                let other = std::mem::replace(other, turn);
+                weights.0 = other.weight();
+                self.prints.forget(key, &other);
+                other.snapshot
+            }
             _ => {
                 conversation.turns.insert(at, turn);
                 None
             }
         };
+        // The turn before often begins this one's tokens.
+        let (earlier, later) = conversation.turns.split_at_mut(at);
+        if let Some((earlier, later)) = earlier.last_mut().zip(later.first())
+            && let Some(tail) = later.tail.as_ref().filter(|_| !later.shares_tail())
+        {
+            weights.0 += earlier.weight();
+            earlier.share_tail(tail);
+            weights.1 += earlier.weight();
+        }
+        self.weigh(weights.0, weights.1);
+        self.learn_print(key, number);
         if let Some(new) = new {
             self.name(new, key);
         }
@@ -320,6 +465,7 @@ impl Conversations {
 
     /// Nothing more comes from the request. A conversation without a turn or branch then goes.
     pub fn close(&mut self, key: &ConversationKey, owner: Owner) {
+        let key = &self.home(owner, key);
         self.open.remove(&owner);
         let Some(conversation) = self.all.get_mut(key) else {
             return;
@@ -355,6 +501,8 @@ impl Conversations {
             .collect();
         for key in keys {
             self.remove(&key);
+            // A record of turns alone goes, too.
+            self.dirty.insert(key);
         }
     }
 
@@ -421,7 +569,14 @@ impl Conversations {
         };
         for turn in conversation.turns {
             self.forget_rid(key, &turn.rid);
+            self.prints.forget(key, &turn);
+            self.weigh(turn.weight(), 0);
         }
+    }
+
+    /// Tails and messages took `before` bytes, and take `after`.
+    fn weigh(&mut self, before: usize, after: usize) {
+        self.weight = (self.weight + after).saturating_sub(before);
     }
 
     fn forget_rid(&mut self, key: &ConversationKey, rid: &Arc<str>) {

@@ -99,6 +99,8 @@ impl Conversations {
         if !conversation.has(&turn.rid) {
             self.forget_rid(key, &turn.rid);
         }
+        self.prints.forget(key, &turn);
+        self.weigh(turn.weight(), 0);
         self.dirty.insert(key.clone());
         if let Some(id) = turn.snapshot {
             self.unname(id, key);
@@ -129,8 +131,13 @@ impl Conversations {
         for live in conversation.live.values_mut() {
             live.turn = None;
         }
+        for turn in &turns {
+            self.prints.forget(key, turn);
+            self.weigh(turn.weight(), 0);
+        }
         let mut rids: Vec<_> = turns.into_iter().map(|turn| turn.rid).collect();
-        rids.retain(|rid| !conversation.has(rid));
+        let left = self.all.get(key);
+        rids.retain(|rid| left.is_none_or(|it| !it.has(rid)));
         for rid in rids {
             self.forget_rid(key, &rid);
         }

@@ -38,9 +38,57 @@ pub enum Need {
     Source,
 }
 
+/// Which tokens a selector without `snapshot_id` means.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Pick {
+    /// Those of a turn.
+    Turn(u32),
+    /// Those of a branch that is no turn's snapshot.
+    Branch(SnapshotId),
+}
+
 // === impl Conversations ===
 
 impl Conversations {
+    /// Whose tokens the selector means: a turn that finished, without any word the latest, with or
+    /// without a state.
+    pub fn pick(&self, select: &Selector) -> Result<(ConversationKey, Pick), ServiceError> {
+        let key = self.key_of(select)?;
+        let conversation = self
+            .all
+            .get(&key)
+            .ok_or_else(|| not_found("conversation", &key.name))?;
+        let turns = &conversation.turns;
+        if let Some(branch) = select.branch_name.as_deref() {
+            let id = conversation.branches.get(branch);
+            let id = *id.ok_or_else(|| not_found("branch", branch))?;
+            let turn = turns.iter().rev().find(|turn| turn.snapshot == Some(id));
+            let pick = turn.map_or(Pick::Branch(id), |turn| Pick::Turn(turn.number));
+            return Ok((key, pick));
+        }
+        let rid = select
+            .rid
+            .as_deref()
+            .filter(|rid| **rid != *key.name || conversation.has(rid));
+        let matches = |turn: &&Turn| rid.is_none_or(|rid| *turn.rid == *rid);
+        let mut turns = turns.iter().filter(matches);
+        let turn = match select.turn_number {
+            Some(number) => {
+                let turn = turns.find(|turn| turn.number == number);
+                turn.ok_or_else(|| not_found("turn", &number.to_string()))?
+            }
+            None => {
+                let latest = turns.max_by_key(|turn| (turn.finished, turn.number));
+                latest.ok_or_else(|| ServiceError::TokensUnknown {
+                    name: rid.unwrap_or(&key.name).to_owned(),
+                    why: "no turn of it has finished",
+                })?
+            }
+        };
+        let pick = Pick::Turn(turn.number);
+        Ok((key, pick))
+    }
+
     /// What the selector names. `snapshot_id` is not looked at.
     pub fn find(&self, select: &Selector, need: Need) -> Result<Found, ServiceError> {
         let tenant: Option<Arc<str>> = select.tenant.as_deref().map(Arc::from);
@@ -87,6 +135,11 @@ impl Conversations {
             return Ok(of_turn(key, conversation, turn));
         }
         latest(key, conversation, rid)
+    }
+
+    /// The conversation that bears this name, or of which it is a rid.
+    pub fn alias(&self, key: &ConversationKey) -> Option<ConversationKey> {
+        self.by_name(&key.tenant, &key.name).cloned()
     }
 
     /// The conversation that the selector names, whatever else it says.

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::super::core::{Core, Record};
-use super::{ConversationKey, Conversations, Turn};
+use super::{Conversation, ConversationKey, Conversations, Known, Origin, Owner, Tail, Turn};
 use crate::index::Pin;
 use crate::proto::channel::layout::Finish;
-use crate::store::{ConversationRef, TurnRef};
-use crate::types::SnapshotId;
+use crate::store::{ConversationRef, OriginRef, TurnRef};
+use crate::types::{SnapshotId, TokenId};
 use crate::util::id_map::IdMap;
 
 /// Turns that are written of one conversation: the last so many.
@@ -17,51 +17,142 @@ const MAX_TURNS: usize = 50_000;
 /// Branches that one conversation may have.
 pub const MAX_BRANCHES: usize = 4096;
 
+/// Turns that are written with what their tokens are known by: the last so many.
+const MAX_PRINTS: usize = 4096;
+
+/// Tokens beyond snapshots that are written of one conversation, the latest first: 2 MiB of digits.
+const MAX_TAILS: usize = 300_000;
+
+/// Bytes of messages that are written of one conversation, the latest first.
+const MAX_SAID: usize = 3 << 20;
+
+/// What a record has room for.
+struct Room {
+    turns: usize,
+    tokens: usize,
+    said: usize,
+}
+
 // === impl Core ===
 
 impl Core {
     /// A conversation as it is written down: it names durable snapshots only, so a turn whose own
-    /// snapshot is not durable yet names the nearest ancestor that is. `None`: nothing durable
-    /// bears its name.
+    /// snapshot is not durable yet names the nearest ancestor that is, and its tail begins there.
+    /// `None`: nothing durable bears its name, and no turn's tokens are known without one.
     pub fn stored(&self, key: &ConversationKey) -> Option<ConversationRef> {
         let conversation = self.conversations.get(key)?;
-        // The way up is walked only for the few that are not durable yet.
-        let durable = |(id, boundary): (SnapshotId, u32)| match self.is_durable(&id) {
-            true => Some((id, boundary)),
-            false => self.ancestor(&id, Self::is_durable),
-        };
         let skip = conversation.turns.len().saturating_sub(MAX_TURNS);
-        let turns = conversation.turns.iter().skip(skip).map(|turn| {
-            let found = turn
-                .snapshot
-                .map(|id| (id, turn.boundary))
-                .and_then(durable);
-            let found = found.filter(|(_, boundary)| *boundary <= turn.total_tokens);
-            TurnRef {
-                turn: turn.number,
-                snapshot: found.map(|(id, _)| id),
-                boundary: found.map_or(0, |(_, boundary)| boundary),
-                total_tokens: turn.total_tokens,
-                rid: turn.rid.to_string(),
-                finished: turn.finished,
-                finish: turn.finish.to_owned(),
-            }
-        });
-        let turns: Vec<TurnRef> = turns.collect();
+        let mut room = Room {
+            turns: 0,
+            tokens: MAX_TAILS,
+            said: MAX_SAID,
+        };
+        let turns = conversation.turns.iter().skip(skip).rev();
+        let mut turns: Vec<TurnRef> = turns
+            .map(|turn| self.stored_turn(turn, &mut room))
+            .collect();
+        turns.reverse();
         let branches = conversation
             .branches
             .iter()
             .filter(|(_, id)| self.is_durable(id));
         let branches: BTreeMap<String, SnapshotId> =
             branches.map(|(name, id)| (name.clone(), *id)).collect();
-        if branches.is_empty() && turns.iter().all(|turn| turn.snapshot.is_none()) {
+        let worth = |turn: &TurnRef| turn.snapshot.is_some() || turn.tail.is_some();
+        if branches.is_empty() && !turns.iter().any(worth) {
             return None;
         }
         let tenant = key.tenant.as_deref().map(str::to_owned);
         let mut stored = ConversationRef::new(tenant, key.name.to_string(), conversation.updated);
         stored.turns = turns;
         stored.branches = branches;
+        stored.unnamed = conversation.unnamed;
+        stored.origin = conversation.origin.as_ref().map(|origin| OriginRef {
+            conversation: origin.conversation.to_string(),
+            turn: origin.turn,
+        });
         Some(stored)
+    }
+
+    fn stored_turn(&self, turn: &Turn, room: &mut Room) -> TurnRef {
+        // The way up is walked only for the few that are not durable yet.
+        let durable = |(id, boundary): (SnapshotId, u32)| match self.is_durable(&id) {
+            true => Some((id, boundary)),
+            false => self.ancestor(&id, Self::is_durable),
+        };
+        let found = turn
+            .snapshot
+            .map(|id| (id, turn.boundary))
+            .and_then(durable);
+        let found = found.filter(|(_, boundary)| *boundary <= turn.total_tokens);
+        let boundary = found.map_or(0, |(_, boundary)| boundary);
+        room.turns += 1;
+        let tail = self.stored_tail(turn, boundary, room.tokens);
+        if let Some(tail) = &tail {
+            room.tokens -= tail.len();
+        }
+        let said = turn.said.as_ref().filter(|said| said.len() <= room.said);
+        room.said = match (said, &turn.said) {
+            (Some(said), _) => room.said - said.len(),
+            // The room is used up: older ones alone are of no use to the latest turn.
+            (None, Some(_)) => 0,
+            (None, None) => room.said,
+        };
+        TurnRef {
+            turn: turn.number,
+            snapshot: found.map(|(id, _)| id),
+            boundary,
+            total_tokens: turn.total_tokens,
+            rid: turn.rid.to_string(),
+            finished: turn.finished,
+            finish: turn.finish.to_owned(),
+            tail,
+            print: turn.print.filter(|_| room.turns <= MAX_PRINTS),
+            said: said.cloned(),
+        }
+    }
+
+    /// The tokens of a turn from `boundary` on, if there are at most so many. Those that a later turn
+    /// has are left to that one.
+    fn stored_tail(&self, turn: &Turn, boundary: u32, most: usize) -> Option<Arc<[TokenId]>> {
+        let len = (turn.total_tokens - boundary) as usize;
+        if len > most || (turn.shares_tail() && turn.print.is_some()) {
+            return None;
+        }
+        let beyond = turn.beyond()?;
+        if boundary == turn.boundary {
+            return Some(Arc::from(beyond));
+        }
+        let mut tokens = Vec::with_capacity(turn.total_tokens as usize);
+        if !self.index.read_tokens(&turn.snapshot?, &mut tokens) {
+            return None;
+        }
+        tokens.extend_from_slice(beyond);
+        let tail = tokens.get(boundary as usize..)?;
+        (tail.len() == len).then(|| Arc::from(tail))
+    }
+
+    /// The request goes on with a turn whose tokens begin its prompt: it and the snapshots that it made
+    /// move into that conversation, if that may be.
+    pub fn go_on(&mut self, owner: Owner, known: &Known) {
+        let Some(from) = self.conversations.open_in(owner) else {
+            return;
+        };
+        if self.in_doubt.contains(&from) {
+            return;
+        }
+        let Some(to) = self.conversations.go_on(owner, known) else {
+            return;
+        };
+        let mut next = self.conversations.snapshot_of(owner);
+        while let Some(id) = next {
+            let record = self.records.get_mut(&id);
+            let Some(record) = record.filter(|it| it.conversation.as_ref() == Some(&from)) else {
+                return;
+            };
+            record.conversation = Some(to.clone());
+            next = self.index.snapshot(&id).and_then(|info| info.parent);
+        }
     }
 
     /// A conversation comes back. Snapshots that did not are forgotten.
@@ -112,6 +203,7 @@ impl Core {
                     .set_branch(&key, name, *id, stored.updated);
             }
         }
+        self.conversations.drop_if_empty(&key);
         self.conversations.take_dirty();
     }
 }
@@ -134,6 +226,17 @@ impl Conversations {
         known: impl Fn(&SnapshotId) -> bool,
     ) -> ConversationKey {
         let key = ConversationKey::new(stored.tenant.as_deref(), &stored.conversation);
+        let origin = stored.origin.as_ref().map(|origin| Origin {
+            conversation: Arc::from(origin.conversation.as_str()),
+            turn: origin.turn,
+        });
+        let conversation = Conversation {
+            unnamed: stored.unnamed,
+            origin,
+            updated: stored.updated,
+            ..Conversation::default()
+        };
+        self.all.insert(key.clone(), conversation);
         for turn in turns {
             let snapshot = turn.snapshot.filter(&known);
             let turn = Turn {
@@ -144,11 +247,18 @@ impl Conversations {
                 rid: Arc::from(turn.rid),
                 finished: turn.finished,
                 finish: finish_name(&turn.finish),
+                tail: turn.tail.map(|tail| Tail::new(turn.boundary, tail)),
+                print: turn.print,
+                said: turn.said,
             };
             self.put_turn(&key, turn);
         }
+        if stored.branches.is_empty() {
+            self.drop_if_empty(&key);
+        }
         // What was just read need not be written.
         self.dirty.remove(&key);
+        self.shelve(super::shelf::IN_RAM, true);
         key
     }
 }

@@ -94,6 +94,9 @@ impl Service {
             rid: Arc::clone(rid),
             finished,
             finish: "stop",
+            tail: None,
+            print: None,
+            said: None,
         };
         core.conversations.put_turn(key, turn);
         Ok(true)

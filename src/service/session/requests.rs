@@ -46,6 +46,8 @@ pub struct Request {
     pub rid: Arc<str>,
     /// The conversation that it belongs to.
     pub conversation: ConversationKey,
+    /// That bears its rid, as no client named it.
+    pub unnamed: bool,
     /// Who may share with it.
     pub namespace: Arc<Namespace>,
     /// Digest of that.
@@ -120,6 +122,7 @@ impl Request {
             epoch,
             rid: Arc::from(rid),
             conversation,
+            unnamed: session.is_none(),
             namespace_id: namespace.id(),
             namespace: Arc::new(namespace),
             tokens: Vec::new(),

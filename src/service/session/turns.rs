@@ -1,11 +1,14 @@
 //! What a worker says of its requests: their begin, tokens, turns and end, and the weights' epochs.
 
+use std::sync::Arc;
+
 use super::requests::Poison;
 use super::{Ended, Session};
 use crate::index::TreeKey;
 use crate::proto::channel::layout::{DeclineReason, RevokeReason, Status};
 use crate::proto::channel::msg::{Epoch, RequestOpen, Tokens, TokensWide, TurnFinished};
 use crate::service::api;
+use crate::service::conversations::{Chain, Ending, Tail, digest_of, print_of};
 
 impl Session {
     pub(super) async fn request_open(&mut self, open: RequestOpen) -> Ended {
@@ -28,8 +31,9 @@ impl Session {
                     return Ok(());
                 }
                 let mut core = self.service.core.lock();
+                let name = (&request.rid, request.unnamed);
                 core.conversations
-                    .open(&request.conversation, owner, &request.rid, now);
+                    .open(&request.conversation, owner, name, now);
             }
             None => self.service.metrics.error("too_many_requests"),
         }
@@ -70,16 +74,20 @@ impl Session {
         }
         request.attempt = turn.attempt;
         let known = turn.total_tokens == request.len() && request.poison.is_none();
+        let known = known && !request.not_saved;
+        let (namespace, unnamed) = (request.namespace_id, request.unnamed);
         let Some(request) = self.requests.get(turn.req) else {
             return;
         };
         let now = self.service.clock.now();
         let owner = (self.worker.session, turn.req);
+        let spoken = known && self.leads();
+        let chain = spoken.then(|| Chain::of(&namespace, &request.tokens));
         let mut core = self.service.core.lock();
-        if let Some(model) = self.model.as_ref().filter(|_| known && !request.not_saved) {
+        if let Some(model) = self.model.as_ref().filter(|_| known) {
             let key = TreeKey {
                 fingerprint: model.fingerprint,
-                namespace: request.namespace_id,
+                namespace,
             };
             if let Some(hit) = core.index.lookup(&key, &request.tokens, turn.total_tokens) {
                 let (conversation, boundary) = (&request.conversation, hit.boundary);
@@ -87,13 +95,35 @@ impl Session {
                     .saw(conversation, owner, hit.snapshot, boundary, now);
             }
         }
-        let finish = turn.finish.as_str();
-        let conversation = &request.conversation;
-        let number = core
-            .conversations
-            .finish(conversation, owner, turn.total_tokens, finish, now);
+        let boundary = core.conversations.boundary(owner);
+        let prompt = turn.prompt_tokens.min(turn.total_tokens);
+        let chain = chain.as_ref();
+        let ancestor = chain
+            .filter(|_| unnamed)
+            .and_then(|chain| core.conversations.ancestor(chain, prompt));
+        drop(core);
+        // What is long is copied and hashed without the lock.
+        let ancestor = ancestor.filter(|known| {
+            let prefix = request.prefix(known.tokens);
+            prefix.is_some_and(|prefix| digest_of(prefix) == known.print.digest)
+        });
+        let tail = request.tokens.get(boundary as usize..);
+        let ending = Ending {
+            total_tokens: turn.total_tokens,
+            finish: turn.finish.as_str(),
+            tail: tail
+                .filter(|_| spoken)
+                .map(|tail| Tail::new(boundary, Arc::from(tail))),
+            print: chain.and_then(|chain| print_of(chain, &request.tokens)),
+        };
+        let mut core = self.service.core.lock();
+        if let Some(known) = &ancestor {
+            core.go_on(owner, known);
+        }
+        let conversation = core.conversations.home(owner, &request.conversation);
+        let number = core.conversations.finish(&conversation, owner, ending, now);
         let snapshot = number.and_then(|number| {
-            let conversation = core.conversations.get(conversation)?;
+            let conversation = core.conversations.get(&conversation)?;
             conversation.turn(number)?.snapshot
         });
         drop(core);

@@ -21,4 +21,5 @@ mod scrub;
 mod sick_disk;
 mod simulation;
 mod small_disk;
+mod streams;
 mod world;

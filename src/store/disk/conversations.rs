@@ -15,10 +15,10 @@ use crate::store::{
 use super::{data_dir::DataDir, layout, quarantine::Quarantined, root::Rel};
 
 /// Conversation files: small, rewritten whole.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Refs {
     dir: Arc<DataDir>,
-    scanned: AtomicBool,
+    scanned: Arc<AtomicBool>,
 }
 
 // === impl Refs ===
@@ -27,7 +27,7 @@ impl Refs {
     pub(crate) fn new(dir: Arc<DataDir>) -> Self {
         Self {
             dir,
-            scanned: AtomicBool::new(false),
+            scanned: Arc::new(AtomicBool::new(false)),
         }
     }
 

@@ -170,6 +170,9 @@ pub(super) fn conversations() -> Vec<Case> {
         rid: format!("r{turn}"),
         finished: Millis(5),
         finish: "stop".into(),
+        tail: None,
+        print: None,
+        said: None,
     };
     let mut whole = refs::ConversationRef::new(Some("t".into()), "../\u{202e}c".into(), Millis(9));
     whole.turns = vec![turn(1), turn(2), turn(5)];

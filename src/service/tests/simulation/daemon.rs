@@ -18,7 +18,7 @@ use super::dice::Dice;
 use crate::index::{Hit, TreeKey};
 use crate::pool::{Geometry, cut, fingerprint};
 use crate::service::commit::{Block, Commit, CommitError, ShardBlocks};
-use crate::service::conversations::ConversationKey;
+use crate::service::conversations::{Chain, ConversationKey, Ending, Tail, print_of};
 use crate::service::core::Model;
 use crate::service::lease::{Lease, Leased, NoLease, Wanted};
 use crate::service::promote::PromoteError;
@@ -194,7 +194,8 @@ impl Daemon {
         let now = self.clock.now();
         {
             let mut core = self.service.core.lock();
-            core.conversations.open(&conversation, owner, &rid, now);
+            core.conversations
+                .open(&conversation, owner, (&rid, false), now);
         }
         let prefix = &tokens[..boundary];
         let base = self
@@ -294,8 +295,15 @@ impl Daemon {
             core.conversations
                 .saw(key, owner, hit.snapshot, hit.boundary, now);
         }
-        let total = tokens.len() as u32;
-        core.conversations.finish(key, owner, total, "stop", now);
+        let boundary = core.conversations.boundary(owner);
+        let chain = Chain::of(&self.key().namespace, tokens);
+        let ending = Ending {
+            total_tokens: tokens.len() as u32,
+            finish: "stop",
+            tail: Some(Tail::new(boundary, Arc::from(&tokens[boundary as usize..]))),
+            print: print_of(&chain, tokens),
+        };
+        core.conversations.finish(key, owner, ending, now);
         core.conversations.close(key, owner);
     }
 

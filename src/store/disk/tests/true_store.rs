@@ -172,6 +172,9 @@ impl TrueStore {
             rid: "r".into(),
             finished: Millis(4),
             finish: "stop".into(),
+            tail: None,
+            print: None,
+            said: None,
         });
         start.refs().put(&conversation).unwrap();
         let rel = layout::conversation(&conversation.key());
