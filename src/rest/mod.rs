@@ -3,6 +3,8 @@
 //!
 //! # What
 //! - the compatible surface at the root, see [`snapshots`];
+//! - what generates: `/v1/generate` ([`generate`]), `/v1/chat/completions` and `/v1/completions`
+//!   ([`openai`]), `/tokenize_chat` ([`tokenize`]), and what passes through to the server;
 //! - `/v1/…`, see [`native`]; `/v1/export` and `/v1/import`, see [`portable`];
 //! - `/healthz`, `/readyz` and `/metrics`.
 //!
@@ -13,11 +15,13 @@
 mod body;
 mod config;
 mod error;
+pub mod generate;
 mod guard;
 mod host;
 mod metrics;
 mod names;
 pub mod native;
+pub mod openai;
 #[cfg(test)]
 pub(crate) mod parsers;
 pub mod portable;
@@ -25,6 +29,7 @@ mod probes;
 mod server;
 pub mod snapshots;
 mod state;
+pub mod tokenize;
 
 use std::sync::Arc;
 
@@ -65,6 +70,18 @@ pub fn router(config: &Config, shared: Shared, metrics: Metrics) -> Result<Route
         .route("/list_snapshots", post(snapshots::list))
         .route("/get_snapshot_info", post(snapshots::info))
         .route("/delete_snapshot", post(snapshots::delete))
+        .route("/v1/generate", post(generate::generate))
+        .route("/v1/chat/completions", post(openai::chat))
+        .route("/v1/completions", post(openai::complete))
+        .route("/tokenize_chat", post(tokenize::chat))
+        .route("/generate", post(generate::native))
+        .route("/tokenize", post(generate::pass))
+        .route("/detokenize", post(generate::pass))
+        .route("/v1/tokenize", post(generate::pass))
+        .route("/v1/detokenize", post(generate::pass))
+        .route("/v1/models", get(generate::pass))
+        .route("/health", get(generate::pass))
+        .route("/server_info", get(generate::pass))
         .route("/v1/status", get(native::status))
         .route("/v1/tiers", get(native::tiers))
         .route("/v1/workers", get(native::workers))

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::body::Fields;
 use super::error::ApiError;
 use super::names::checked;
-use super::snapshots::{delete_of, info_of, list_of, restore_of, save_of};
+use super::snapshots::{RestoreBody, delete_of, info_of, list_of, restore_of, save_of};
 use crate::service::Selector;
 use crate::util::parser::{Case, Parser, Refused, case, refused};
 
@@ -30,7 +30,7 @@ pub(crate) fn parsers() -> Vec<Parser> {
         body(
             "rest-restore",
             restore,
-            || vec![case("all", ALL)],
+            || vec![case("all", ALL), case("create", CREATE)],
             bad_restores,
         ),
         body(
@@ -60,6 +60,7 @@ pub(crate) fn parsers() -> Vec<Parser> {
 /// Everything that a selector may have, in the order in which it is written here.
 const ALL: &str = r#"{"branch_name":"b","conversation_id":"chat:42/7","durable":false,"rid":"r","snapshot_id":"00000000-0000-7000-8000-000000000001","tenant":"t","turn_number":3}"#;
 const ONE: &str = r#"{"branch_name":null,"conversation_id":"c","durable":true,"rid":null,"snapshot_id":null,"tenant":null,"turn_number":null}"#;
+const CREATE: &str = r#"{"append_to":"turn","branch_name":null,"continuation_ids":[1,4294967295],"conversation_id":"c","create_new_request":true,"durable":false,"max_new_tokens":3,"rid":null,"sampling_params":{"temperature":0.0},"snapshot_id":null,"tenant":null,"turn_number":null}"#;
 const LIST: &str =
     r#"{"conversation_id":"c","limit":10,"offset":18446744073709551615,"tenant":"t"}"#;
 
@@ -106,8 +107,20 @@ fn save(bytes: &[u8]) -> Result<Vec<u8>, String> {
 }
 
 fn restore(bytes: &[u8]) -> Result<Vec<u8>, String> {
-    let (select, pin_for, request_id) = read(bytes, restore_of)?;
+    let RestoreBody {
+        select,
+        pin_for,
+        request_id,
+        create,
+    } = read(bytes, restore_of)?;
     let mut more = json!({});
+    if let Some(create) = create {
+        more["create_new_request"] = json!(true);
+        more["continuation_ids"] = json!(create.continuation);
+        more["max_new_tokens"] = json!(create.max_new_tokens);
+        more["sampling_params"] = json!(create.sampling);
+        more["append_to"] = json!(create.append_to);
+    }
     if let Some(pin_for) = pin_for {
         more["pin_seconds"] = json!(pin_for.as_secs_f64());
     }
@@ -206,6 +219,11 @@ fn bad_restores() -> Vec<Refused> {
             "tokens-alone",
             with(r#""continuation_ids":[1]"#),
             "create_new_request",
+        ),
+        refused(
+            "sampling-list",
+            with(r#""sampling_params":[]"#),
+            "sampling_params",
         ),
         refused(
             "token-negative",

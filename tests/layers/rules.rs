@@ -20,8 +20,17 @@ const EVERYONE: [&str; 3] = ["types", "util", "telemetry"];
 
 /// The chain: each may use those to its left, as far as [`HIDDEN`] lets it.
 const CHAIN: [&str; 11] = [
-    "device", "proto", "pool", "store", "index", "service", "tokenizer", "upstream", "gateway",
-    "grpc", "rest",
+    "device",
+    "proto",
+    "pool",
+    "store",
+    "index",
+    "service",
+    "tokenizer",
+    "upstream",
+    "gateway",
+    "grpc",
+    "rest",
 ];
 
 /// Pure layers name neither a runtime nor a device nor the file system.
