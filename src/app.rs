@@ -134,7 +134,8 @@ async fn serve(
     let devices = tokio::task::spawn_blocking(move || devices(&arena)).await??;
     let service = Service::start(service_config, store, devices, clock, &mut registry)
         .context("starting the service")?;
-    let gateway = Gateway::new(&upstream, Arc::clone(&service)).map_err(anyhow::Error::msg)?;
+    let gateway =
+        Gateway::new(&upstream, Arc::clone(&service), &mut registry).map_err(anyhow::Error::msg)?;
     shared.go_live(Arc::clone(&service), registry, gateway.clone());
 
     let fd_socket = FdSocket::bind(&service)

@@ -112,9 +112,10 @@ impl Gateway {
         let mut pause = Duration::from_millis(1);
         loop {
             match self.service.token_stream(&select).await {
-                Err(error) if is_unknown(&error) && Instant::now() < deadline => {}
-                Err(error) if is_unknown(&error) => {
-                    return Err(GatewayError::TurnUnknown(rid.to_owned()));
+                Err(error) if !is_finished(&error, rid) => {
+                    if Instant::now() >= deadline {
+                        return Err(GatewayError::TurnUnknown(rid.to_owned()));
+                    }
                 }
                 // Recorded; whether its tokens are known is seen when they are needed.
                 _ => return Ok(()),
@@ -138,6 +139,15 @@ impl Gateway {
                 tracing::debug!(%snapshot, %error, "Not prefetched");
             }
         });
+    }
+}
+
+/// Whether the request became a turn, although its tokens cannot be told.
+fn is_finished(error: &ServiceError, rid: &str) -> bool {
+    match error {
+        // Said of the request itself: no turn of it has finished.
+        ServiceError::TokensUnknown { name, .. } => name != rid,
+        error => !is_unknown(error),
     }
 }
 

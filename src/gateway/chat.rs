@@ -123,8 +123,8 @@ pub(super) fn finish(
     let ended = reason
         .and_then(Value::as_str)
         .is_some_and(|it| it != "abort");
+    let counts = answer.as_object().map(counts_of).unwrap_or_default();
     if let Value::Object(answer) = answer {
-        let counts = counts_of(answer);
         let usage = answer.remove("usage");
         let usage = facts.usage(counts, usage.and_then(into_fields));
         answer.insert("usage".into(), usage);
@@ -135,7 +135,7 @@ pub(super) fn finish(
         }
     }
     match ended {
-        true => flight.answered(&facts.conversation, said),
+        true => flight.answered(facts, counts, said),
         false => flight.ended(),
     }
 }

@@ -190,7 +190,7 @@ impl ChatStream {
             false => {
                 let answer = std::mem::take(&mut self.answer).into_message();
                 let said = self.said.take().map(|said| record(said, answer));
-                self.order.flight.answered(&facts.conversation, said);
+                self.order.flight.answered(&facts, self.counts, said);
             }
         }
     }

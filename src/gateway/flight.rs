@@ -8,6 +8,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use uuid::Uuid;
 
 use super::base::Held;
+use super::facts::{Counts, Facts};
 use super::{Gateway, GatewayError};
 
 /// A request under way. Dropped before its answer is whole, it is aborted in the server.
@@ -46,6 +47,7 @@ impl Gateway {
         if !self.live.lock().insert(rid.clone()) {
             return Err(GatewayError::DuplicateRid(rid));
         }
+        self.metrics.began();
         Ok(Flight {
             gateway: Arc::clone(self),
             rid,
@@ -72,10 +74,11 @@ impl Flight {
     }
 
     /// The answer is whole: the conversation's head is this turn, once it is recorded.
-    pub fn answered(&mut self, conversation: &str, said: Option<Vec<Value>>) {
+    pub fn answered(&mut self, facts: &Facts, counts: Counts, said: Option<Vec<Value>>) {
+        self.gateway.metrics.answered(facts, counts);
         if let Some(said) = said {
             let service = &self.gateway.service;
-            service.note_messages(None, conversation, &self.rid, said);
+            service.note_messages(None, &facts.conversation, &self.rid, said);
         }
         if let Some(head) = &mut self.head {
             **head = Some(self.rid.clone());
@@ -104,6 +107,7 @@ impl Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         self.gateway.live.lock().remove(&self.rid);
+        self.gateway.metrics.ended();
         if self.sent && !self.ended {
             self.gateway.upstream.abort(self.rid.clone());
         }

@@ -152,14 +152,15 @@ pub(super) fn finish(flight: &mut Flight, facts: &Facts, answer: &mut Value) {
         .pointer("/finish_reason/type")
         .and_then(Value::as_str)
         .is_some_and(|kind| kind != "abort");
+    let counts = Counts::of_meta(&meta);
     if let Value::Object(answer) = answer {
-        let usage = facts.usage(Counts::of_meta(&meta), None);
+        let usage = facts.usage(counts, None);
         answer.insert("usage".into(), usage);
         answer.insert("engram".into(), facts.origin());
         answer.insert("id".into(), facts.rid.as_str().into());
     }
     match ended {
-        true => flight.answered(&facts.conversation, None),
+        true => flight.answered(facts, counts, None),
         false => flight.ended(),
     }
 }

@@ -38,6 +38,7 @@ mod error;
 mod facts;
 mod flight;
 mod generate;
+mod metrics;
 mod native_stream;
 mod pass;
 mod resume;
@@ -51,6 +52,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::Stream;
 use parking_lot::Mutex;
+use prometheus_client::registry::Registry;
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -65,6 +67,7 @@ use crate::service::Service;
 use crate::tokenizer::Tokenizer;
 use crate::upstream::{self, Upstream};
 use base::Heads;
+use metrics::Metrics;
 use tokens::Tokens;
 
 /// The fields of a JSON body.
@@ -78,6 +81,7 @@ pub struct Gateway {
     turn_wait: Duration,
     drain_timeout: Duration,
     heads: Heads,
+    metrics: Metrics,
     /// Ids of the requests under way.
     live: Mutex<HashSet<String>>,
     places: Arc<Semaphore>,
@@ -140,6 +144,7 @@ impl Gateway {
     pub fn new(
         config: &upstream::Config,
         service: Arc<Service>,
+        registry: &mut Registry,
     ) -> Result<Option<Arc<Gateway>>, String> {
         let Some(upstream) = Upstream::new(config)? else {
             return Ok(None);
@@ -160,6 +165,7 @@ impl Gateway {
             turn_wait: config.turn_wait,
             drain_timeout: config.drain_timeout,
             heads: Mutex::new(HashMap::new()),
+            metrics: Metrics::register(registry),
             live: Mutex::default(),
             places: Arc::new(Semaphore::new(config.max_requests as usize)),
             flights: TaskTracker::new(),

@@ -131,15 +131,15 @@ impl Upstream {
         &self,
         method: Method,
         path: &str,
-        headers: HeaderMap,
+        mut headers: HeaderMap,
         body: Bytes,
     ) -> Result<Passed, UpstreamError> {
         let deadline = self.deadline();
-        let request = self.inner.http.request(method, self.url(path));
-        let mut request = request.headers(headers).body(body);
         if let Some(key) = &self.inner.key {
-            request = request.header(AUTHORIZATION, key.clone());
+            headers.insert(AUTHORIZATION, key.clone());
         }
+        let request = self.inner.http.request(method, self.url(path));
+        let request = request.headers(headers).body(body);
         let response = self.send(request, deadline).await?;
         let idle = self.inner.limits.idle;
         Ok(Passed {

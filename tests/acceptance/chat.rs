@@ -3,7 +3,7 @@
 use engram::tokenizer::testing::CHATML;
 use serde_json::{Value, json};
 
-use crate::stage::{Stage, chat, content, events, ids, number, user};
+use crate::stage::{Stage, Talk, chat, content, events, ids, number, user};
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -15,50 +15,37 @@ fn ask(stage: &Stage, text: &str, more: Value) -> Value {
     stage.post(PATH, &chat(json!([user(text)]), 16, with))
 }
 
-/// A conversation of three turns, one of them after both were killed, streamed or not.
+/// A conversation of three turns, one of them after both were killed, one streamed.
 fn three_turns(stage: &mut Stage) {
-    let mut history = Vec::new();
+    let mut talk = Talk::default();
     for (turn, text) in ["My number is 42.", "What is my number?", "And the weather?"]
         .into_iter()
         .enumerate()
     {
-        history.push(user(text));
-        let full = stage.direct(
-            PATH,
-            &chat(json!(history), 16, json!({ "cache_salt": "full" })),
-        );
-        let said = if turn == 1 {
-            let body = chat(
-                json!([user(text)]),
-                16,
-                json!({ "conversation_id": "talk", "stream": true }),
-            );
+        let truth = talk.say(stage, text, 16);
+        let (said, last) = if turn == 1 {
+            let more = json!({ "conversation_id": "talk", "stream": true });
+            let body = chat(json!([user(text)]), 16, more);
             let chunks = events(&stage.daemon.post(PATH, &body));
-            let last = chunks.last().unwrap();
+            let last = chunks.last().unwrap().clone();
             assert_eq!(last["choices"][0]["finish_reason"], "length");
-            assert_eq!(last["engram"]["from_turn"], 1, "{last}");
-            assert_eq!(last["engram"]["fallback_reason"], Value::Null);
-            assert_eq!(
-                last["usage"]["prompt_tokens"],
-                full["usage"]["prompt_tokens"]
-            );
-            assert!(number(last, "/usage/cached_tokens") > 0, "{last}");
             let texts = chunks
                 .iter()
-                .filter_map(|c| c["choices"][0]["delta"]["content"].as_str());
-            texts.collect::<String>()
+                .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str());
+            (texts.collect::<String>(), last)
         } else {
             let answer = ask(stage, text, json!({}));
-            assert_eq!(answer["engram"]["from_turn"], turn, "{answer}");
-            assert_eq!(
-                answer["usage"]["prompt_tokens"],
-                full["usage"]["prompt_tokens"]
-            );
             assert!(answer.get("sglext").is_none(), "not asked for: {answer}");
-            content(&answer).to_owned()
+            (content(&answer).to_owned(), answer)
         };
-        assert_eq!(said, content(&full), "turn {turn}");
-        history.push(json!({ "role": "assistant", "content": said }));
+        assert_eq!(said, truth, "turn {turn}");
+        assert_eq!(last["engram"]["from_turn"], turn, "{last}");
+        assert_eq!(last["engram"]["fallback_reason"], Value::Null, "{last}");
+        assert_eq!(number(&last, "/usage/prompt_tokens") as usize, talk.prompt);
+        assert!(
+            turn == 0 || number(&last, "/usage/cached_tokens") > 0,
+            "{last}"
+        );
         if turn == 1 {
             stage.keep("talk");
             stage.restart_both();
@@ -318,4 +305,61 @@ fn what_a_conversation_has_no_room_for_is_a_typed_400() {
     // Nothing of this began a conversation.
     assert_eq!(stage.daemon.get("/v1/conversations").json()["total"], 0);
     stage.engine.check_accounts();
+}
+
+#[test]
+fn the_command_line_sends_only_the_new_line() {
+    use std::io::Write as _;
+    use std::process::Stdio;
+
+    let stage = Stage::new(&[]);
+    let url = stage.daemon.url();
+    let args = [
+        "chat",
+        "talk",
+        "--max-tokens",
+        "12",
+        "--temperature",
+        "0",
+        "--url",
+        &url,
+    ];
+    let run = |more: &[&str], lines: &str| {
+        let mut child = crate::common::process::engram()
+            .args(args)
+            .args(more)
+            .env_remove("ENGRAM_TOKEN")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(lines.as_bytes())
+            .unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (
+            output.status.code(),
+            text(&output.stdout),
+            text(&output.stderr),
+        )
+    };
+    let (code, out, err) = run(
+        &["--system", "Be short."],
+        "My number is 42.\n\nWhat is it?\n",
+    );
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!(out.matches("tokens reused").count(), 2, "{out}");
+    let (code, out, err) = run(&["--json"], "And now?\n");
+    assert_eq!(code, Some(0), "{err}");
+    let said: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(said["engram"]["from_turn"], 2);
+    assert!(number(&said, "/usage/wire_tokens") < number(&said, "/usage/cached_tokens"));
+    let (code, _, err) = run(&["--turn", "9"], "x\n");
+    assert_eq!(code, Some(1));
+    assert!(err.contains("404"), "{err}");
 }

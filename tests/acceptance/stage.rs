@@ -123,6 +123,36 @@ impl Stage {
     }
 }
 
+/// A conversation in words, as its exact tokens go.
+#[derive(Default)]
+pub struct Talk {
+    /// All so far.
+    pub known: Vec<u32>,
+    /// Tokens of the last prompt.
+    pub prompt: usize,
+}
+
+impl Talk {
+    /// What the model answers to a message, by the engine alone and without anything cached.
+    pub fn say(&mut self, stage: &Stage, text: &str, length: usize) -> String {
+        let ended = if self.known.is_empty() {
+            ""
+        } else {
+            "<|im_end|>\n"
+        };
+        let text = format!("{ended}<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
+        let body = json!({ "prompt": text, "add_special_tokens": false });
+        let new: Vec<u32> =
+            serde_json::from_value(stage.direct("/tokenize", &body)["tokens"].clone()).unwrap();
+        self.known.extend(new);
+        self.prompt = self.known.len();
+        let answer = stage.truth(&self.known, length);
+        self.known.extend(&answer);
+        let text = stage.direct("/detokenize", &json!({ "tokens": answer }));
+        text["text"].as_str().unwrap().to_owned()
+    }
+}
+
 /// A body of `/v1/generate`.
 pub fn order(conversation: &str, new: &[u32], length: usize) -> Value {
     json!({
