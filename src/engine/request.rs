@@ -45,7 +45,9 @@ pub struct Sampling {
 
 /// Hears of each token of an answer on the scheduler's thread, so it must not wait. Says when the
 /// text of the answer has come to one of its ends, and to which.
-pub struct Listener(pub Box<dyn FnMut(&Predicted) -> Option<usize> + Send>);
+pub struct Listener(pub Box<Hear>);
+/// What a [`Listener`] does.
+pub type Hear = dyn FnMut(&Predicted) -> Option<usize> + Send;
 
 /// A request that waits.
 #[derive(Debug)]

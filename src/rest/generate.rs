@@ -49,7 +49,7 @@ pub async fn generate(
 ) -> Response {
     let work = async {
         let sent = Sent::read(request).await?;
-        let Some(ask) = sent.ask(&admitted)? else {
+        let Some(ask) = sent.ask(&admitted).map_err(ApiError::into_response)? else {
             return Err(ApiError::invalid("`conversation_id` is needed").into_response());
         };
         let gateway = shared.gateway().map_err(refusal)?;
@@ -69,7 +69,7 @@ pub async fn native(
         let mut sent = Sent::read(request).await?;
         if let Some(Ask {
             target, mut body, ..
-        }) = sent.ask(&admitted)?
+        }) = sent.ask(&admitted).map_err(ApiError::into_response)?
         {
             body.insert("session_id".into(), target.conversation.into());
             sent.body = Bytes::from(Value::Object(body).to_string());
@@ -126,8 +126,8 @@ impl Sent {
     }
 
     /// What it asks of a conversation; `None` where it names none, or is not JSON.
-    pub fn ask(&self, admitted: &Admitted) -> Result<Option<Ask>, Response> {
-        ask_of(&self.body, admitted).map_err(ApiError::into_response)
+    pub fn ask(&self, admitted: &Admitted) -> Result<Option<Ask>, ApiError> {
+        ask_of(&self.body, admitted)
     }
 
     /// Sends it on.

@@ -3,8 +3,9 @@
 
 use axum::Extension;
 use axum::extract::{Request, State};
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 
+use super::error::ApiError;
 use super::generate::{Sent, answer, refusal};
 use super::guard::Admitted;
 use super::state::Shared;
@@ -17,7 +18,7 @@ pub async fn chat(
 ) -> Response {
     let work = async {
         let sent = Sent::read(request).await?;
-        match sent.ask(&admitted)? {
+        match sent.ask(&admitted).map_err(ApiError::into_response)? {
             Some(ask) => {
                 let gateway = shared.gateway().map_err(refusal)?;
                 gateway.chat(ask).await.map_err(refusal)
@@ -36,7 +37,7 @@ pub async fn complete(
 ) -> Response {
     let work = async {
         let sent = Sent::read(request).await?;
-        match sent.ask(&admitted)? {
+        match sent.ask(&admitted).map_err(ApiError::into_response)? {
             Some(ask) => {
                 let gateway = shared.gateway().map_err(refusal)?;
                 gateway.complete(ask).await.map_err(refusal)

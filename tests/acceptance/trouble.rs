@@ -103,7 +103,7 @@ fn last_error(text: &str) -> Value {
 fn a_slow_server_is_a_typed_504() {
     let fake = Fake::start(|stream| {
         // Until the daemon gives up.
-        stream.read(&mut [0]).ok();
+        stream.read_exact(&mut [0]).ok();
     });
     let daemon = daemon(&fake.url, &[("upstream.timeout", "300ms".into())]);
     for kind in kinds(&daemon) {
@@ -119,7 +119,7 @@ fn a_stream_that_stands_still_or_breaks_off_ends_with_an_error() {
         let fake = Fake::start(move |stream| {
             begin_events(stream, &[event]);
             if stands {
-                stream.read(&mut [0]).ok();
+                stream.read_exact(&mut [0]).ok();
             }
         });
         let daemon = daemon(&fake.url, &[("upstream.idle_timeout", "300ms".into())]);
@@ -139,13 +139,16 @@ fn a_stream_that_stands_still_or_breaks_off_ends_with_an_error() {
         assert_eq!(last_error(answer.text())["type"], kind);
         // The server was told of the end of the first.
         let told = wait_for("an abort", || {
-            fake.requests.try_recv().ok().filter(is_abort)
+            fake.requests
+                .try_recv()
+                .ok()
+                .filter(|request| is_abort(request))
         });
         assert!(String::from_utf8_lossy(&told).contains("\"rid\""));
     }
 }
 
-fn is_abort(request: &Vec<u8>) -> bool {
+fn is_abort(request: &[u8]) -> bool {
     request.starts_with(b"POST /abort_request ")
 }
 
@@ -305,14 +308,15 @@ fn a_stop_lets_answers_end_and_cuts_off_what_does_not() {
     let mut short = begin(stage.daemon.place(), &short);
     read_to(&mut short, "data: {");
     let began = Instant::now();
+    let readers = [short, long]
+        .map(|mut stream| std::thread::spawn(move || read_to(&mut stream, "data: [DONE]")));
     let status = stage.daemon.stop();
     assert!(status.success(), "{status:?}");
     // 1.5 s for answers, 20 s for the disk, and some for what is between.
     assert!(began.elapsed() < Duration::from_secs(30));
-    let short = read_to(&mut short, "[DONE]");
+    let [short, long] = readers.map(|reader| reader.join().unwrap());
     assert!(!short.contains("\"error\""), "{short}");
-    let long = read_to(&mut long, "[DONE]");
-    assert!(long.contains("\"type\":\"unavailable\""), "{long}");
+    assert!(long.contains("\"type\":\"unavailable\""));
     stage.restart_daemon();
     let list = stage.post("/list_snapshots", &json!({ "conversation_id": "kept" }));
     assert_eq!(list["total"], 1, "{list}");

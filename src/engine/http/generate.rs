@@ -79,7 +79,7 @@ pub(super) async fn generate(State(front): State<Front>, body: Bytes) -> Result<
 fn reply(rid: &str, prompt_tokens: usize, output: &Output, before: usize) -> Value {
     let mut meta = json!({
         "id": rid,
-        "finish_reason": output.end.as_ref().map(|end| finish_reason(end)),
+        "finish_reason": output.end.as_ref().map(finish_reason),
         "prompt_tokens": prompt_tokens,
         "completion_tokens": before + output.ids.len(),
     });
