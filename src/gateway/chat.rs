@@ -123,7 +123,9 @@ pub(super) fn finish(
     let ended = reason
         .and_then(Value::as_str)
         .is_some_and(|it| it != "abort");
-    let counts = answer.as_object().map(counts_of).unwrap_or_default();
+    let mut counts = answer.as_object().map(counts_of).unwrap_or_default();
+    // Asked for details, the server says nothing where nothing was cached.
+    counts.cached.get_or_insert(0);
     if let Value::Object(answer) = answer {
         let usage = answer.remove("usage");
         let usage = facts.usage(counts, usage.and_then(into_fields));

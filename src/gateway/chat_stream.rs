@@ -172,6 +172,8 @@ impl ChatStream {
             .get("choices")
             .and_then(|choices| choices.pointer("/0/finish_reason"));
         let aborted = reason.and_then(Value::as_str) == Some("abort");
+        // Asked for details, the server says nothing where nothing was cached.
+        self.counts.cached.get_or_insert(0);
         let usage = facts.usage(self.counts, self.usage.take());
         if self.wanted.usage {
             let mut counted = last.clone();

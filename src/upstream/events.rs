@@ -92,9 +92,8 @@ impl Buffer {
             let mut line = self.bytes.split_to(self.looked + at);
             self.bytes.advance(1);
             self.looked = 0;
-            if line.last() == Some(&b'\r') {
-                line.truncate(line.len() - 1);
-            }
+            let kept = line.iter().rev().skip_while(|byte| **byte == b'\r').count();
+            line.truncate(kept);
             if line.is_empty() {
                 if !std::mem::take(&mut self.any) {
                     continue;
@@ -115,6 +114,22 @@ impl Buffer {
             }
         }
     }
+}
+
+/// All events of a whole answer, up to the last.
+#[cfg(test)]
+pub(super) fn read_all(bytes: &[u8]) -> Result<Vec<Event>, String> {
+    let mut buffer = Buffer::default();
+    buffer.bytes.extend_from_slice(bytes);
+    let mut events = Vec::new();
+    while let Some(event) = buffer.take() {
+        let done = event == Event::Done;
+        events.push(event);
+        if done {
+            return Ok(events);
+        }
+    }
+    Err("the stream just ended".to_owned())
 }
 
 #[cfg(test)]

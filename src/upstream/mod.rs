@@ -18,6 +18,8 @@
 mod config;
 mod error;
 mod events;
+#[cfg(test)]
+pub(crate) mod parsers;
 
 use std::sync::Arc;
 use std::time::Duration;

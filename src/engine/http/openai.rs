@@ -202,8 +202,8 @@ impl Writer {
         if let (Some(reply), Some(end)) = (reply.as_object_mut(), &output.end) {
             reply.insert("choices".into(), json!([choice]));
             reply.insert("usage".into(), usage(end));
-            if self.details {
-                reply.insert("sglext".into(), details(end));
+            if let Some(details) = self.details(end) {
+                reply.insert("sglext".into(), details);
             }
         }
         reply
@@ -251,8 +251,8 @@ impl Writer {
                     }
                     chunks.push(chunk);
                 };
-                if self.details {
-                    last("sglext", details(end));
+                if let Some(details) = self.details(end) {
+                    last("sglext", details);
                 }
                 if self.include_usage {
                     last("usage", usage(end));
@@ -285,6 +285,12 @@ impl Writer {
             chunk.insert("usage".into(), Value::Null);
         }
         chunk
+    }
+
+    /// How much was cached, where that is wanted and anything was.
+    fn details(&self, end: &End) -> Option<Value> {
+        let device = Some(end.answer.cached_tokens).filter(|count| self.details && *count > 0)?;
+        Some(json!({ "cached_tokens_details": { "device": device, "host": 0 } }))
     }
 
     /// Log probabilities from the token `from` on.
@@ -354,9 +360,4 @@ fn usage(end: &End) -> Value {
         "prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer,
         "prompt_tokens_details": null, "reasoning_tokens": 0,
     })
-}
-
-fn details(end: &End) -> Value {
-    let device = end.answer.cached_tokens;
-    json!({ "cached_tokens_details": { "device": device, "host": 0 } })
 }
