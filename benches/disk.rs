@@ -11,8 +11,6 @@
 //! O_DIRECT. What the tier does beyond the plain file is in its time: checksums of all chunks, rename
 //! and fsync of the folder when it writes; opening, its header and verification when it reads.
 
-mod numbers;
-
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -34,7 +32,6 @@ use engram::{
     types::{Fingerprint, Generation, Namespace, ObjectId, ObjectKind, TokenRange},
     util::clock::SystemClock,
 };
-use numbers::Numbers;
 
 const MODEL: Fingerprint = Fingerprint([1; 32]);
 /// A state of 57 MiB, KV of 256 MiB.
@@ -254,10 +251,13 @@ fn measure(folder: &Path, kind: ObjectKind, rounds: usize) {
     };
     plain.map.fill(0, plain.map.len(), 7).expect("its bytes");
     let mut all: BTreeMap<Way, Vec<[Duration; 2]>> = BTreeMap::new();
-    let mut numbers = Numbers(1);
+    let mut dice = 1_u64;
     for round in 0..=rounds {
         let mut order = WAYS;
-        order.sort_by_cached_key(|_| numbers.next());
+        order.sort_by_cached_key(|_| {
+            dice = dice.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            dice >> 32
+        });
         for way in order {
             let of = usize::from(way == Way::Uring);
             let times = both(way, &plain, [threads, uring], &objects[of]);

@@ -6,7 +6,8 @@
 //! `READY=1` goes to the service manager when the last one is dropped.
 //!
 //! # Stop
-//! SIGTERM or SIGINT: workers are told; no new requests or workers; what is pending is written down
+//! SIGTERM or SIGINT: requests that generate go on for `upstream.drain_timeout`, and new ones are
+//! refused; workers are told; no new requests or workers; what is pending is written down
 //! within `service.drain_timeout`, or at once found unwritable; requests in flight are answered;
 //! sockets and the store close. A second signal ends
 //! the process at once: nothing that was called durable depends on the way out.
@@ -35,6 +36,7 @@ use crate::device::Device;
 use crate::device::cuda::{CudaDevice, CudaError};
 use crate::device::host::HostDevice;
 use crate::device::shm::SharedMap;
+use crate::gateway::Gateway;
 use crate::grpc::Grpc;
 use crate::rest;
 use crate::service::{FdSocket, Service};
@@ -102,6 +104,7 @@ async fn serve(
         grpc: grpc_config,
         store,
         service: service_config,
+        upstream,
     } = config;
     let mut signals = Signals::new()?;
     let readiness = Readiness::default();
@@ -131,7 +134,9 @@ async fn serve(
     let devices = tokio::task::spawn_blocking(move || devices(&arena)).await??;
     let service = Service::start(service_config, store, devices, clock, &mut registry)
         .context("starting the service")?;
-    shared.go_live(Arc::clone(&service), registry);
+    let gateway =
+        Gateway::new(&upstream, Arc::clone(&service), &mut registry).map_err(anyhow::Error::msg)?;
+    shared.go_live(Arc::clone(&service), registry, gateway.clone());
 
     let fd_socket = FdSocket::bind(&service)
         .with_context(|| format!("listening on {}", service.config().fd_socket.display()))?;
@@ -168,6 +173,10 @@ async fn serve(
         signals.one().await;
         std::process::exit(EXIT_IMPATIENT);
     });
+    // While workers still save what they are promised.
+    if let Some(gateway) = &gateway {
+        gateway.drain().await;
+    }
     // Before their streams end: the first reason is the one that counts.
     service.begin_shutdown();
     stop.cancel();

@@ -10,6 +10,9 @@
 //! store         tiers: RAM arena, disk files, manifests
 //! index         which prefixes are known (pure)
 //! service       every decision: save, restore, tiers, conversations
+//! tokenizer     a model's tokenizer and chat template
+//! upstream      HTTP client of the inference server behind the daemon
+//! gateway       generating from state: composes prompts, forwards, records
 //! grpc, rest    wire to service and back, no logic
 //! cli, app      the command line; putting the parts together
 //! engine        the embedded engine: a client of `proto`, no part of the daemon
@@ -23,6 +26,7 @@ pub mod cli;
 pub mod config;
 pub mod device;
 pub mod engine;
+pub mod gateway;
 pub mod grpc;
 pub mod index;
 pub mod pool;
@@ -31,5 +35,7 @@ pub mod rest;
 pub mod service;
 pub mod store;
 pub mod telemetry;
+pub mod tokenizer;
 pub mod types;
+pub mod upstream;
 pub mod util;

@@ -20,7 +20,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use crate::device::meter::most_held;
 use crate::util::parser::{BASE, Parser};
-use crate::{config, pool, proto, rest, store};
+use crate::{config, pool, proto, rest, store, upstream};
 
 /// Damaged inputs of each parser, and as many random ones.
 const CASES: u32 = 400;
@@ -34,6 +34,7 @@ fn all() -> Vec<Parser> {
         pool::parsers::parsers(),
         store::parsers::parsers(),
         rest::parsers::parsers(),
+        upstream::parsers::parsers(),
         config::parsers::parsers(),
     ];
     let all: Vec<Parser> = layers.into_iter().flatten().collect();

@@ -4,6 +4,7 @@
 //! 64 bad configuration. `engram fsck` has its own, and `engram import` one more, see there.
 
 mod announce;
+mod chat;
 mod client;
 mod demo;
 mod engine;
@@ -47,6 +48,7 @@ Examples:
   engram tree chat-42                         what parted from what
   engram fsck /var/lib/engram                 check what a stopped daemon has on disk
   engram restore chat-42 --turn 7             bring a turn into RAM for the next request
+  engram chat chat-42                         go on with it, only the new line is sent
   engram export chat-42 --out chat            write it as chat.safetensors and chat.json
   engram import chat                          take it in on another host
 
@@ -84,6 +86,8 @@ enum Command {
     Unpin(talks::Unpin),
     /// Say which states of a conversation go to disk, or change that.
     Policy(talks::Policy),
+    /// Talk with the model behind the daemon; only the new line is sent.
+    Chat(chat::Chat),
     /// List who holds how much.
     Namespaces(namespaces::Namespaces),
     /// Write a snapshot as a pair of files that needs nothing else.
@@ -114,6 +118,7 @@ pub fn main() -> ExitCode {
         Command::Pin(args) => remote::run(args),
         Command::Unpin(args) => remote::run(args),
         Command::Policy(args) => remote::run(args),
+        Command::Chat(args) => chat::run(args),
         Command::Namespaces(args) => remote::run(args),
         Command::Export(args) => portable::export::run(args),
         Command::Import(args) => portable::import::run(args),

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use grpc::Grpc;
 pub use store::{Budget, Disk, Store};
 
-use crate::{rest, service, telemetry};
+use crate::{rest, service, telemetry, upstream};
 
 /// All of `engram.toml`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -33,6 +33,8 @@ pub struct Config {
     pub store: Store,
     /// Section `[service]`.
     pub service: service::Config,
+    /// Section `[upstream]`.
+    pub upstream: upstream::Config,
 }
 
 /// Why a configuration cannot be used. The process exits with [`EXIT_CONFIG`].
@@ -109,6 +111,7 @@ impl Config {
             grpc,
             store,
             service,
+            upstream,
         } = self;
         let mut problems = Vec::new();
         log.validate(&mut problems);
@@ -116,6 +119,7 @@ impl Config {
         grpc.validate(&mut problems);
         store.validate(&mut problems);
         service.validate(&mut problems);
+        upstream.validate(&mut problems);
         if grpc.listen.is_some() && service.token_file.is_none() {
             problems.push("grpc.listen: workers over TCP need service.token_file".into());
         }
@@ -195,11 +199,14 @@ mod tests {
             rest,
             grpc,
             service,
+            upstream,
             ..
         } = config;
         assert!(rest.socket.is_some() && rest.token_file.is_some());
         assert!(grpc.listen.is_some() && service.token_file.is_some());
         assert!(service.prefill_tokens_per_second.is_some());
+        assert!(upstream.url.is_some() && upstream.api_key_file.is_some());
+        assert!(upstream.tokenizer.is_some());
     }
 
     fn is_key(text: &str) -> bool {

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -10,9 +11,10 @@ use humantime_serde::re::humantime::parse_duration;
 use super::attach::{self, Address, Limits};
 use super::batch::Grid;
 use super::device_memory::DeviceConfig;
-use super::model::ModelConfig;
+use super::model::{ModelConfig, VOCAB};
 use super::pools::{Dtype, Layout};
 use super::scheduler::SchedulerConfig;
+use crate::tokenizer::Tokenizer;
 
 /// Largest staging ring in bytes.
 const MAX_RING: u64 = 1 << 36;
@@ -65,6 +67,13 @@ pub struct Args {
     /// Seed of the order in which slots and pages are handed out. Default: another each start.
     #[arg(long)]
     pub scramble_seed: Option<u64>,
+    /// Folder with the model's tokenizer (`tokenizer.json`) and chat template. Without one, prompts
+    /// and answers are token ids.
+    #[arg(long, value_name = "FOLDER")]
+    pub tokenizer: Option<PathBuf>,
+    /// Streamed answers of `/generate` say only what is new, not all so far.
+    #[arg(long)]
+    pub incremental_streaming_output: bool,
     /// Attach to the Engram daemon here: http://HOST:PORT, or the path of a Unix socket. It may
     /// come and go.
     #[arg(long, value_name = "SOCKET")]
@@ -99,6 +108,10 @@ pub struct Config {
     pub scheduler: SchedulerConfig,
     /// The daemon, if there is to be one.
     pub attach: Option<attach::Config>,
+    /// The tokenizer, if there is one.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+    /// Streamed answers say only what is new.
+    pub incremental: bool,
 }
 
 /// Everything that is wrong with a command line.
@@ -134,6 +147,8 @@ impl Args {
             no_cache,
             max_running,
             scramble_seed,
+            tokenizer,
+            incremental_streaming_output,
             engram,
             engram_token_file,
             ring,
@@ -201,6 +216,15 @@ impl Args {
                     .push("--restore-patience, --save-patience, --daemon-silence: not 0".into());
             }
         }
+        let tokenizer = tokenizer.as_deref().and_then(|folder| {
+            let loaded = Tokenizer::load(folder).map_err(|error| error.to_string());
+            let fits = loaded.and_then(|it| match it.len() {
+                len if len > VOCAB => Err(format!("{len} tokens, the model has {VOCAB}")),
+                _ => Ok(Arc::new(it)),
+            });
+            let problem = |error| problems.push(format!("--tokenizer: {error}"));
+            fits.map_err(problem).ok()
+        });
         match grid {
             Some(grid) if problems.is_empty() => Ok(Config {
                 listen: *listen,
@@ -219,6 +243,8 @@ impl Args {
                     max_running: *max_running,
                 },
                 attach,
+                tokenizer,
+                incremental: *incremental_streaming_output,
             }),
             _ => Err(BadArgs { problems }),
         }

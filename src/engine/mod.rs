@@ -69,8 +69,8 @@ pub struct Engine {
     pub commands: Sender<Command>,
     /// Ends when its scheduler has ended.
     pub ended: oneshot::Receiver<()>,
-    /// Switches that tests throw.
-    pub control: Arc<Control>,
+    /// What its HTTP surface is made of.
+    pub parts: http::Parts,
 }
 
 // === impl Engine ===
@@ -107,7 +107,12 @@ impl Engine {
         Ok(Self {
             commands,
             ended,
-            control,
+            parts: http::Parts {
+                control,
+                tokenizer: config.tokenizer.clone(),
+                model: config.model.name.clone(),
+                incremental: config.incremental,
+            },
         })
     }
 
@@ -124,9 +129,9 @@ impl Engine {
         let Self {
             commands,
             mut ended,
-            control,
+            parts,
         } = self;
-        let router = http::router(commands.clone(), control);
+        let router = http::router(commands.clone(), parts);
         let (asked, was_asked) = oneshot::channel::<()>();
         let shutdown = async move {
             tokio::select! {

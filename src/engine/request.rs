@@ -1,5 +1,6 @@
 //! A request from its arrival to its answer.
 
+use std::fmt;
 use std::time::Instant;
 
 use tokio::sync::oneshot;
@@ -7,7 +8,7 @@ use tokio::sync::oneshot;
 use super::cache::{Namespace, NodeId};
 use super::ids::{PageId, SlotId};
 use super::memory::Restored;
-use super::model::{MAX_TOKENS, VOCAB};
+use super::model::{MAX_TOKENS, Predicted, VOCAB};
 
 /// Longest `rid`, `session_id`, `extra_key` or `cache_salt`, in bytes.
 pub const MAX_NAME: usize = 512;
@@ -31,14 +32,22 @@ pub struct RequestInfo {
     pub prompt: Vec<u32>,
 }
 
-/// When to stop.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// When to stop, and what is wanted with each token.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sampling {
     /// Most tokens of the answer.
     pub max_new_tokens: usize,
     /// Tokens that end the answer.
     pub stop_token_ids: Vec<u32>,
+    /// Whether log probabilities are wanted, and of how many likely others.
+    pub logprobs: Option<usize>,
 }
+
+/// Hears of each token of an answer on the scheduler's thread, so it must not wait. Says when the
+/// text of the answer has come to one of its ends, and to which.
+pub struct Listener(pub Box<Hear>);
+/// What a [`Listener`] does.
+pub type Hear = dyn FnMut(&Predicted) -> Option<usize> + Send;
 
 /// A request that waits.
 #[derive(Debug)]
@@ -49,6 +58,8 @@ pub struct Request {
     pub sampling: Sampling,
     /// When it arrived.
     pub arrived: Instant,
+    /// Hears of each token, if anybody does.
+    pub listener: Option<Listener>,
     /// Where the answer goes. Its other end is dropped when the client has gone.
     pub reply: oneshot::Sender<Result<Answer, Refusal>>,
 }
@@ -60,6 +71,8 @@ pub enum FinishReason {
     Length,
     /// This stop token came.
     Stop(u32),
+    /// The text came to its end of this number.
+    Text(usize),
     /// The engine was stopped or told to abort it.
     Abort,
 }
@@ -150,6 +163,16 @@ pub struct Running {
     pub branch: Option<usize>,
     /// The newest boundary reached in decoding, and a copy of the state there.
     pub tracked: Option<(usize, SlotId)>,
+    /// The end to which the text has come.
+    pub ended: Option<usize>,
+}
+
+// === impl Listener ===
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Listener(..)")
+    }
 }
 
 // === impl RequestInfo ===
@@ -249,12 +272,23 @@ impl Running {
         self.tokens.get(self.prompt_len()..).unwrap_or_default()
     }
 
+    /// One more token of the answer.
+    pub fn push(&mut self, next: Predicted) {
+        self.tokens.push(next.token);
+        if let Some(Listener(hear)) = &mut self.request.listener {
+            self.ended = hear(&next);
+        }
+    }
+
     /// Why the answer is complete, if it is.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         let output = self.output();
         let stops = &self.request.sampling.stop_token_ids;
         if let Some(last) = output.last().filter(|last| stops.contains(last)) {
             return Some(FinishReason::Stop(*last));
+        }
+        if let Some(end) = self.ended {
+            return Some(FinishReason::Text(end));
         }
         let full = output.len() >= self.request.sampling.max_new_tokens;
         (full && !self.prefilling()).then_some(FinishReason::Length)

@@ -76,6 +76,13 @@ impl Fields {
     }
 }
 
+impl Fields {
+    /// What was not taken.
+    pub fn rest(&self) -> &Map<String, Value> {
+        &self.0
+    }
+}
+
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
     type Rejection = ApiError;
 

@@ -44,6 +44,16 @@ pub enum ErrorType {
     NotImplemented,
     /// Too much at a time, try again: 503.
     Busy,
+    /// The request asks for what a conversation has no room for: 400.
+    Unsupported,
+    /// The chat template or the tokenizer refuses the messages: 400.
+    Tokenization,
+    /// The inference server failed, or broke its answer off: 502.
+    BadUpstream,
+    /// The inference server cannot be reached, or takes no requests: 503.
+    UpstreamUnavailable,
+    /// The inference server took too long: 504.
+    UpstreamTimeout,
     /// Not ready, shutting down, or without what this needs: 503.
     Unavailable,
     /// The answer took too long; the work may still be done: 503.
@@ -85,7 +95,7 @@ struct Detail<'a> {
 
 impl ErrorType {
     /// Every type, for documents and tests.
-    pub const ALL: [ErrorType; 21] = [
+    pub const ALL: [ErrorType; 26] = [
         ErrorType::InvalidRequest,
         ErrorType::Unauthorized,
         ErrorType::HostNotAllowed,
@@ -107,6 +117,11 @@ impl ErrorType {
         ErrorType::Timeout,
         ErrorType::NoSpace,
         ErrorType::QuotaExceeded,
+        ErrorType::Unsupported,
+        ErrorType::Tokenization,
+        ErrorType::BadUpstream,
+        ErrorType::UpstreamUnavailable,
+        ErrorType::UpstreamTimeout,
     ];
 
     /// The name in `error.type`.
@@ -133,13 +148,22 @@ impl ErrorType {
             ErrorType::Timeout => "timeout",
             ErrorType::NoSpace => "no_space",
             ErrorType::QuotaExceeded => "quota_exceeded",
+            ErrorType::Unsupported => "unsupported",
+            ErrorType::Tokenization => "tokenization_error",
+            ErrorType::BadUpstream => "bad_upstream",
+            ErrorType::UpstreamUnavailable => "upstream_unavailable",
+            ErrorType::UpstreamTimeout => "upstream_timeout",
         }
     }
 
     /// The status code.
     pub fn status(self) -> StatusCode {
         match self {
-            ErrorType::InvalidRequest => StatusCode::BAD_REQUEST,
+            ErrorType::InvalidRequest | ErrorType::Unsupported | ErrorType::Tokenization => {
+                StatusCode::BAD_REQUEST
+            }
+            ErrorType::BadUpstream => StatusCode::BAD_GATEWAY,
+            ErrorType::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
             ErrorType::Unauthorized => StatusCode::UNAUTHORIZED,
             ErrorType::HostNotAllowed => StatusCode::FORBIDDEN,
             ErrorType::NotFound => StatusCode::NOT_FOUND,
@@ -154,9 +178,10 @@ impl ErrorType {
             ErrorType::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ErrorType::Internal | ErrorType::Data => StatusCode::INTERNAL_SERVER_ERROR,
             ErrorType::NotImplemented => StatusCode::NOT_IMPLEMENTED,
-            ErrorType::Busy | ErrorType::Unavailable | ErrorType::Timeout => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            ErrorType::Busy
+            | ErrorType::Unavailable
+            | ErrorType::UpstreamUnavailable
+            | ErrorType::Timeout => StatusCode::SERVICE_UNAVAILABLE,
             ErrorType::NoSpace | ErrorType::QuotaExceeded => StatusCode::INSUFFICIENT_STORAGE,
         }
     }
@@ -169,6 +194,9 @@ impl ErrorType {
                 | ErrorType::Conflict
                 | ErrorType::Busy
                 | ErrorType::Unavailable
+                | ErrorType::BadUpstream
+                | ErrorType::UpstreamUnavailable
+                | ErrorType::UpstreamTimeout
                 | ErrorType::Timeout
                 | ErrorType::NoSpace
                 | ErrorType::QuotaExceeded
@@ -178,7 +206,10 @@ impl ErrorType {
     /// Seconds after which the same request is worth another try.
     fn retry_after(self) -> Option<&'static str> {
         match self {
-            ErrorType::Busy | ErrorType::Unavailable | ErrorType::Timeout => Some("1"),
+            ErrorType::Busy
+            | ErrorType::Unavailable
+            | ErrorType::UpstreamUnavailable
+            | ErrorType::Timeout => Some("1"),
             // Somebody has to make room first.
             ErrorType::NoSpace | ErrorType::QuotaExceeded => Some("10"),
             _ => None,

@@ -8,25 +8,30 @@
 //! # Cancellation
 //! A client that goes away, or an answer that takes longer than `rest.timeout`, does not stop the
 //! handler: what it began is finished, and its place is free only then. So no snapshot is left half
-//! deleted by an impatient client, and work in flight stays bounded.
+//! deleted by an impatient client, and work in flight stays bounded. What generates is another
+//! matter: it ends with its client, and takes the time and the place that the gateway gives it.
 //!
 //! # Errors
 //! A panic in a handler is an answer 500 and a log line, and ends nothing else.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, HttpBody as _};
+use axum::body::{Body, Bytes, HttpBody as _};
 use axum::extract::{MatchedPath, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
+use futures_util::FutureExt as _;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use tokio::sync::Semaphore;
 use tracing::Instrument as _;
 use uuid::Uuid;
 
 use super::error::{ApiError, ErrorType};
+use super::generate::generates;
 use super::host::host_is_local;
 use super::metrics::Metrics;
 use super::portable::IMPORT;
@@ -51,9 +56,22 @@ pub struct Guard {
     pub(super) metrics: Metrics,
 }
 
+/// What handlers know of a request that passed.
+#[derive(Clone, Debug)]
+pub struct Admitted {
+    /// Its id.
+    pub id: String,
+    /// Its `Authorization` is this daemon's own token.
+    pub by_token: bool,
+}
+
 /// The middleware: see the module.
-pub async fn guard(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> Response {
+pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
     let id = request_id(&request);
+    request.extensions_mut().insert(Admitted {
+        id: id.to_str().unwrap_or_default().to_owned(),
+        by_token: guard.token.is_some(),
+    });
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = request.method().clone();
     let span = tracing::info_span!(
@@ -93,6 +111,22 @@ fn request_id(request: &Request) -> HeaderValue {
             let text = Uuid::new_v4().simple().encode_lower(&mut text);
             HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static("none"))
         })
+}
+
+/// Runs a handler that ends with its client.
+async fn inline(request: Request, next: Next) -> Result<Response, ApiError> {
+    let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+    answer.map_err(|_| {
+        tracing::error!("A request handler failed");
+        failed_to_answer()
+    })
+}
+
+fn failed_to_answer() -> ApiError {
+    ApiError::new(
+        ErrorType::Internal,
+        "The daemon failed to answer this request",
+    )
 }
 
 // === impl Guard ===
@@ -140,8 +174,9 @@ impl Guard {
     }
 
     async fn run(&self, request: Request, next: Next, probe: bool) -> Result<Response, ApiError> {
-        // Probes answer under any load.
-        let place = match probe {
+        let path = request.uri().path();
+        // Probes answer under any load; what generates has places of its own.
+        let place = match probe || generates(path, None) {
             true => None,
             false => Some(
                 Arc::clone(&self.in_flight)
@@ -150,10 +185,19 @@ impl Guard {
             ),
         };
         // Whoever reads that one as it comes bounds it, and how long it may stand still.
-        let streams = request.uri().path() == IMPORT;
+        let streams = path == IMPORT;
         let request = match streams {
             true => request,
-            false => self.with_body(request).await?,
+            false => {
+                let (head, body) = self.with_body(request).await?;
+                let generates = generates(head.uri.path(), Some(&body));
+                let request = Request::from_parts(head, Body::from(body));
+                if generates {
+                    drop(place);
+                    return inline(request, next).await;
+                }
+                request
+            }
         };
         let work = async move {
             let response = next.run(request).await;
@@ -169,10 +213,7 @@ impl Guard {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(failed)) => {
                 tracing::error!(error = %failed, "A request handler failed");
-                Err(ApiError::new(
-                    ErrorType::Internal,
-                    "The daemon failed to answer this request",
-                ))
+                Err(failed_to_answer())
             }
             Err(_) => Err(ApiError::new(
                 ErrorType::Timeout,
@@ -181,8 +222,8 @@ impl Guard {
         }
     }
 
-    /// The request with its whole body in memory.
-    async fn with_body(&self, request: Request) -> Result<Request, ApiError> {
+    /// A request with its whole body in memory.
+    async fn with_body(&self, request: Request) -> Result<(Parts, Bytes), ApiError> {
         let (head, body) = request.into_parts();
         let too_large = || {
             let message = format!("The body is larger than {} bytes", self.max_body);
@@ -193,7 +234,7 @@ impl Guard {
         }
         let body = Limited::new(body, self.max_body).collect();
         match tokio::time::timeout(self.timeout, body).await {
-            Ok(Ok(body)) => Ok(Request::from_parts(head, Body::from(body.to_bytes()))),
+            Ok(Ok(body)) => Ok((head, body.to_bytes())),
             Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
             Ok(Err(_)) => Err(ApiError::invalid("The body could not be read")),
             Err(_) => Err(ApiError::new(

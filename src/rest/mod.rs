@@ -3,7 +3,10 @@
 //!
 //! # What
 //! - the compatible surface at the root, see [`snapshots`];
-//! - `/v1/…`, see [`native`], [`conversations`] and [`events`]; `/v1/export` and `/v1/import`, see [`portable`];
+//! - what generates: `/v1/generate` ([`generate`]), `/v1/chat/completions` and `/v1/completions`
+//!   ([`openai`]), `/tokenize_chat` ([`tokenize`]), and what passes through to the server;
+//! - `/v1/…`, see [`native`], [`conversations`] and [`events`]; `/v1/export` and `/v1/import`, see
+//!   [`portable`];
 //! - `/healthz`, `/readyz` and `/metrics`.
 //!
 //! # Errors
@@ -15,11 +18,13 @@ mod config;
 pub mod conversations;
 mod error;
 pub mod events;
+pub mod generate;
 mod guard;
 mod host;
 mod metrics;
 mod names;
 pub mod native;
+pub mod openai;
 #[cfg(test)]
 pub(crate) mod parsers;
 pub mod portable;
@@ -27,6 +32,7 @@ mod probes;
 mod server;
 pub mod snapshots;
 mod state;
+pub mod tokenize;
 
 use std::sync::Arc;
 
@@ -67,6 +73,18 @@ pub fn router(config: &Config, shared: Shared, metrics: Metrics) -> Result<Route
         .route("/list_snapshots", post(snapshots::list))
         .route("/get_snapshot_info", post(snapshots::info))
         .route("/delete_snapshot", post(snapshots::delete))
+        .route("/v1/generate", post(generate::generate))
+        .route("/v1/chat/completions", post(openai::chat))
+        .route("/v1/completions", post(openai::complete))
+        .route("/tokenize_chat", post(tokenize::chat))
+        .route("/generate", post(generate::native))
+        .route("/tokenize", post(generate::pass))
+        .route("/detokenize", post(generate::pass))
+        .route("/v1/tokenize", post(generate::pass))
+        .route("/v1/detokenize", post(generate::pass))
+        .route("/v1/models", get(generate::pass))
+        .route("/health", get(generate::pass))
+        .route("/server_info", get(generate::pass))
         .route("/v1/status", get(native::status))
         .route("/v1/tiers", get(native::tiers))
         .route("/v1/workers", get(native::workers))

@@ -4,8 +4,11 @@ use serde_json::{Value, json};
 
 use super::body::Fields;
 use super::error::ApiError;
+use super::generate::ask_of;
+use super::guard::Admitted;
 use super::names::checked;
-use super::snapshots::{delete_of, info_of, list_of, restore_of, save_of};
+use super::snapshots::{RestoreBody, delete_of, info_of, list_of, restore_of, save_of};
+use crate::gateway::Ask;
 use crate::service::Selector;
 use crate::util::parser::{Case, Parser, Refused, case, refused};
 
@@ -30,7 +33,7 @@ pub(crate) fn parsers() -> Vec<Parser> {
         body(
             "rest-restore",
             restore,
-            || vec![case("all", ALL)],
+            || vec![case("all", ALL), case("create", CREATE)],
             bad_restores,
         ),
         body(
@@ -47,6 +50,12 @@ pub(crate) fn parsers() -> Vec<Parser> {
                 bad
             },
         ),
+        body(
+            "rest-ask",
+            ask,
+            || vec![case("turn", ASK), case("passes", "[1")],
+            bad_asks,
+        ),
         body("rest-info", info, || vec![case("all", ALL)], bad_bodies),
         body("rest-delete", delete, || vec![case("all", ALL)], bad_bodies),
         Parser {
@@ -60,6 +69,9 @@ pub(crate) fn parsers() -> Vec<Parser> {
 /// Everything that a selector may have, in the order in which it is written here.
 const ALL: &str = r#"{"branch_name":"b","conversation_id":"chat:42/7","durable":false,"rid":"r","snapshot_id":"00000000-0000-7000-8000-000000000001","tenant":"t","turn_number":3}"#;
 const ONE: &str = r#"{"branch_name":null,"conversation_id":"c","durable":true,"rid":null,"snapshot_id":null,"tenant":null,"turn_number":null}"#;
+const CREATE: &str = r#"{"append_to":"turn","branch_name":null,"continuation_ids":[1,4294967295],"conversation_id":"c","create_new_request":true,"durable":false,"max_new_tokens":3,"rid":null,"sampling_params":{"temperature":0.0},"snapshot_id":null,"tenant":null,"turn_number":null}"#;
+const ASK: &str =
+    r#"{"body":{"input_ids":[1],"x":null},"branch":null,"conversation_id":"c","turn":3}"#;
 const LIST: &str =
     r#"{"conversation_id":"c","limit":10,"offset":18446744073709551615,"tenant":"t"}"#;
 
@@ -106,8 +118,20 @@ fn save(bytes: &[u8]) -> Result<Vec<u8>, String> {
 }
 
 fn restore(bytes: &[u8]) -> Result<Vec<u8>, String> {
-    let (select, pin_for, request_id) = read(bytes, restore_of)?;
+    let RestoreBody {
+        select,
+        pin_for,
+        request_id,
+        create,
+    } = read(bytes, restore_of)?;
     let mut more = json!({});
+    if let Some(create) = create {
+        more["create_new_request"] = json!(true);
+        more["continuation_ids"] = json!(create.continuation);
+        more["max_new_tokens"] = json!(create.max_new_tokens);
+        more["sampling_params"] = json!(create.sampling);
+        more["append_to"] = json!(create.append_to);
+    }
     if let Some(pin_for) = pin_for {
         more["pin_seconds"] = json!(pin_for.as_secs_f64());
     }
@@ -126,6 +150,36 @@ fn list(bytes: &[u8]) -> Result<Vec<u8>, String> {
         "offset": request.offset,
     });
     Ok(serde_json::to_vec(&all).unwrap())
+}
+
+fn ask(bytes: &[u8]) -> Result<Vec<u8>, String> {
+    let admitted = Admitted {
+        id: "r".into(),
+        by_token: false,
+    };
+    let Some(Ask { target, body, .. }) = ask_of(bytes, &admitted).map_err(told)? else {
+        return Ok(b"null".to_vec());
+    };
+    let all = json!({
+        "conversation_id": target.conversation,
+        "turn": target.turn,
+        "branch": target.branch,
+        "body": body.get("body").unwrap_or(&Value::Object(body.clone())),
+    });
+    Ok(serde_json::to_vec(&all).unwrap())
+}
+
+fn bad_asks() -> Vec<Refused> {
+    let with = |field: &str| format!(r#"{{"conversation_id":"c",{field}}}"#);
+    vec![
+        refused("number", r#"{"conversation_id":7}"#, "not a text"),
+        refused("empty", r#"{"conversation_id":""}"#, "must not be empty"),
+        refused("path", r#"{"conversation_id":"../x"}"#, "path"),
+        refused("turn-0", with(r#""turn":0"#), "counts from 1"),
+        refused("turn-text", with(r#""turn":"1""#), "counts from 1"),
+        refused("turn-beyond", with(r#""turn":4294967296"#), "counts from 1"),
+        refused("both", with(r#""turn":1,"branch":"b""#), "either"),
+    ]
 }
 
 fn info(bytes: &[u8]) -> Result<Vec<u8>, String> {
@@ -206,6 +260,11 @@ fn bad_restores() -> Vec<Refused> {
             "tokens-alone",
             with(r#""continuation_ids":[1]"#),
             "create_new_request",
+        ),
+        refused(
+            "sampling-list",
+            with(r#""sampling_params":[]"#),
+            "sampling_params",
         ),
         refused(
             "token-negative",

@@ -7,15 +7,19 @@
 
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use axum::{Extension, Json};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::body::Fields;
 use super::error::{ApiError, ErrorType};
+use super::generate;
+use super::guard::Admitted;
 use super::names::checked;
 use super::state::Shared;
+use crate::gateway::{Fields as Object, Resume};
 use crate::service::{
     DeleteReply, DeleteRequest, InfoRequest, ListReply, ListRequest, RestoreReply, RestoreRequest,
     SaveReply, SaveRequest, Selector, ServiceError, SnapshotRow,
@@ -57,9 +61,74 @@ pub async fn save(State(shared): State<Shared>, mut body: Fields) -> Result<Json
 /// `POST /restore_snapshot`
 pub async fn restore(
     State(shared): State<Shared>,
+    Extension(admitted): Extension<Admitted>,
     mut body: Fields,
+) -> Result<Response, Response> {
+    let RestoreBody {
+        select,
+        pin_for,
+        request_id,
+        create,
+    } = restore_of(&mut body).map_err(ApiError::into_response)?;
+    if let Some(create) = create {
+        return resume(&shared, admitted, select, request_id, create).await;
+    }
+    let reply = restore_only(&shared, select, pin_for, request_id).await;
+    reply
+        .map(Json::into_response)
+        .map_err(ApiError::into_response)
+}
+
+/// An answer from a snapshot and what follows it.
+async fn resume(
+    shared: &Shared,
+    admitted: Admitted,
+    select: Selector,
+    request_id: Option<String>,
+    create: Create,
+) -> Result<Response, Response> {
+    let Create {
+        continuation,
+        max_new_tokens,
+        sampling,
+        append_to,
+    } = create;
+    let resume = Resume {
+        request_id: admitted.id.clone(),
+        select,
+        continuation,
+        max_new_tokens,
+        sampling,
+        append_to,
+    };
+    let gateway = shared.gateway().map_err(generate::refusal)?;
+    let resumed = gateway.resume(resume).await;
+    let (row, mut more) = resumed.map_err(generate::refusal)?;
+    if let Some(more) = more.as_object_mut() {
+        more.insert(
+            "request_id".into(),
+            request_id.unwrap_or(admitted.id).into(),
+        );
+        more.insert("mamba_pool_idx".into(), Value::Null);
+        more.insert("fill_ids".into(), Value::Null);
+        let text = format!(
+            "Created new request from snapshot at {} tokens",
+            row.boundary
+        );
+        more.insert("message".into(), text.into());
+    }
+    let reply = success(&row, more);
+    reply
+        .map(Json::into_response)
+        .map_err(ApiError::into_response)
+}
+
+async fn restore_only(
+    shared: &Shared,
+    select: Selector,
+    pin_for: Option<Duration>,
+    request_id: Option<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let (select, pin_for, request_id) = restore_of(&mut body)?;
     let rid = select.rid.clone();
     let reply = shared
         .service()?
@@ -179,41 +248,60 @@ pub(super) fn save_of(body: &mut Fields) -> Result<(Selector, bool, Option<Strin
 }
 
 /// What [`restore_of`] finds.
-pub(super) type RestoreBody = (Selector, Option<Duration>, Option<String>);
+#[derive(Debug)]
+pub(super) struct RestoreBody {
+    pub select: Selector,
+    /// How long it stays in RAM.
+    pub pin_for: Option<Duration>,
+    /// The client's name of the request.
+    pub request_id: Option<String>,
+    /// Generate from it.
+    pub create: Option<Create>,
+}
 
-/// Which snapshot to bring into RAM, how long it stays there, and the client's name of the request.
+/// What to generate.
+#[derive(Debug)]
+pub(super) struct Create {
+    pub continuation: Vec<TokenId>,
+    pub max_new_tokens: u32,
+    pub sampling: Option<Object>,
+    pub append_to: Option<String>,
+}
+
+/// Which snapshot to bring into RAM, or to generate from.
 pub(super) fn restore_of(body: &mut Fields) -> Result<RestoreBody, ApiError> {
     let create_new_request: Option<bool> = body.take("create_new_request")?;
     let continuation_ids: Option<Vec<TokenId>> = body.take("continuation_ids")?;
     let max_new_tokens: Option<u32> = body.take("max_new_tokens")?;
     let request_id: Option<String> = body.take("request_id")?;
+    let sampling: Option<Object> = body.take("sampling_params")?;
+    let append_to: Option<String> = body.take("append_to")?;
     let pin_seconds: Option<f64> = body.take("pin_seconds")?;
     let snapshot = snapshot_id(body)?;
     let select = selector(body, snapshot, Need::Conversation)?;
-    match (
+    let create = match (
         create_new_request.unwrap_or(false),
-        continuation_ids.is_some(),
-        max_new_tokens.is_some(),
+        continuation_ids,
+        max_new_tokens,
     ) {
-        (false, false, false) => {}
+        (false, None, None) => None,
         (false, ..) => {
             return Err(ApiError::invalid(
                 "`continuation_ids` and `max_new_tokens` need `create_new_request`",
             ));
         }
-        (true, true, true) => {
-            return Err(ApiError::new(
-                ErrorType::NotImplemented,
-                "This daemon does not generate: restore without `create_new_request`, then send \
-                 the whole prompt to the inference server, which will prefill only what is new",
-            ));
-        }
+        (true, Some(continuation), Some(max_new_tokens)) => Some(Create {
+            continuation,
+            max_new_tokens,
+            sampling,
+            append_to,
+        }),
         (true, ..) => {
             return Err(ApiError::invalid(
                 "`create_new_request` needs `continuation_ids` and `max_new_tokens`",
             ));
         }
-    }
+    };
     let pin_for = match pin_seconds {
         None => None,
         Some(seconds) if (0.0..=PIN_MAX_SECONDS).contains(&seconds) => {
@@ -225,7 +313,12 @@ pub(super) fn restore_of(body: &mut Fields) -> Result<RestoreBody, ApiError> {
             ));
         }
     };
-    Ok((select, pin_for, request_id))
+    Ok(RestoreBody {
+        select,
+        pin_for,
+        request_id,
+        create,
+    })
 }
 
 /// Which part of which list.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use prometheus_client::registry::Registry;
 
 use super::error::{ApiError, ErrorType};
+use crate::gateway::{Gateway, GatewayError};
 use crate::service::Service;
 use crate::telemetry::Readiness;
 
@@ -25,6 +26,7 @@ struct Inner {
 struct Live {
     service: Arc<Service>,
     registry: Registry,
+    gateway: Option<Arc<Gateway>>,
 }
 
 // === impl Shared ===
@@ -41,9 +43,20 @@ impl Shared {
         }
     }
 
-    /// From now on requests reach the service. A second call changes nothing.
-    pub fn go_live(&self, service: Arc<Service>, registry: Registry) {
-        if self.inner.live.set(Live { service, registry }).is_err() {
+    /// From now on requests reach the service, and the server behind it if there is one. A second
+    /// call changes nothing.
+    pub fn go_live(
+        &self,
+        service: Arc<Service>,
+        registry: Registry,
+        gateway: Option<Arc<Gateway>>,
+    ) {
+        let live = Live {
+            service,
+            registry,
+            gateway,
+        };
+        if self.inner.live.set(live).is_err() {
             tracing::debug!("The service was set before");
         }
     }
@@ -54,6 +67,15 @@ impl Shared {
     /// 503 while the daemon starts.
     pub fn service(&self) -> Result<&Arc<Service>, ApiError> {
         self.live().map(|live| &live.service)
+    }
+
+    /// What generates.
+    ///
+    /// # Errors
+    /// While the daemon starts, and where no server is behind it.
+    pub fn gateway(&self) -> Result<&Arc<Gateway>, GatewayError> {
+        let live = self.inner.live.get().ok_or(GatewayError::Starting)?;
+        live.gateway.as_ref().ok_or(GatewayError::NotConfigured)
     }
 
     /// The metrics.

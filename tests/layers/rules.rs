@@ -19,21 +19,53 @@ struct Layer {
 const EVERYONE: [&str; 3] = ["types", "util", "telemetry"];
 
 /// The chain: each may use those to its left, as far as [`HIDDEN`] lets it.
-const CHAIN: [&str; 8] = [
-    "device", "proto", "pool", "store", "index", "service", "grpc", "rest",
+const CHAIN: [&str; 11] = [
+    "device",
+    "proto",
+    "pool",
+    "store",
+    "index",
+    "service",
+    "tokenizer",
+    "upstream",
+    "gateway",
+    "grpc",
+    "rest",
 ];
 
 /// Pure layers name neither a runtime nor a device nor the file system.
 const IMPURE: &[&str] = &["tokio", "cudarc", "std::fs"];
 
 /// Exceptions to the chain: the first sees the second not at all.
-const HIDDEN: [(&str, &str); 6] = [
+const HIDDEN: [(&str, &str); 28] = [
     ("proto", "device"),
     ("grpc", "device"),
     ("grpc", "store"),
     ("rest", "device"),
     ("rest", "store"),
     ("rest", "grpc"),
+    ("tokenizer", "device"),
+    ("tokenizer", "proto"),
+    ("tokenizer", "pool"),
+    ("tokenizer", "store"),
+    ("tokenizer", "index"),
+    ("tokenizer", "service"),
+    ("upstream", "device"),
+    ("upstream", "proto"),
+    ("upstream", "pool"),
+    ("upstream", "store"),
+    ("upstream", "index"),
+    ("upstream", "service"),
+    ("upstream", "tokenizer"),
+    ("gateway", "device"),
+    ("gateway", "proto"),
+    ("gateway", "pool"),
+    ("gateway", "store"),
+    ("gateway", "index"),
+    ("grpc", "tokenizer"),
+    ("grpc", "upstream"),
+    ("grpc", "gateway"),
+    ("rest", "tokenizer"),
 ];
 
 #[rustfmt::skip] // One layer a line.
@@ -48,10 +80,14 @@ const LAYERS: &[Layer] = &[
     Layer { name: "store", uses: &[], never_names: &["cudarc"] },
     Layer { name: "index", uses: &[], never_names: IMPURE },
     Layer { name: "service", uses: &[], never_names: &["cudarc"] },
+    // Leaves: text and tokens; HTTP with the inference server.
+    Layer { name: "tokenizer", uses: &[], never_names: &["cudarc", "tokio"] },
+    Layer { name: "upstream", uses: &[], never_names: &["cudarc"] },
+    Layer { name: "gateway", uses: &[], never_names: &["cudarc", "std::fs", "axum"] },
     Layer { name: "grpc", uses: &[], never_names: &["cudarc", "std::fs"] },
     Layer { name: "rest", uses: &[], never_names: &["cudarc"] },
     // The worker in its own process: of the daemon it knows the protocol alone.
-    Layer { name: "engine", uses: &["proto", "device::shm"], never_names: &["cudarc"] },
+    Layer { name: "engine", uses: &["proto", "device::shm", "tokenizer"], never_names: &["cudarc"] },
     // Of each module it may name the `Config`, see `leads_to_config`.
     Layer { name: "config", uses: &[], never_names: &["cudarc"] },
     Layer { name: "app", uses: APP, never_names: &["cudarc"] },
@@ -62,12 +98,13 @@ const LAYERS: &[Layer] = &[
 
 #[rustfmt::skip]
 const APP: &[&str] = &[
-    "device", "proto", "pool", "store", "index", "service", "grpc", "rest", "engine", "config",
+    "device", "proto", "pool", "store", "index", "service", "tokenizer", "upstream", "gateway", "grpc",
+    "rest", "engine", "config",
 ];
 #[rustfmt::skip]
 const CLI: &[&str] = &[
-    "device", "proto", "pool", "store", "index", "service", "grpc", "rest", "engine", "config",
-    "app",
+    "device", "proto", "pool", "store", "index", "service", "tokenizer", "upstream", "gateway", "grpc",
+    "rest", "engine", "config", "app",
 ];
 
 /// A line that breaks a rule.

@@ -376,7 +376,7 @@ impl Memory for Attach {
     ) -> Option<Restored> {
         let finish = match reason {
             FinishReason::Length => Finish::Length,
-            FinishReason::Stop(_) => Finish::Stop,
+            FinishReason::Stop(_) | FinishReason::Text(_) => Finish::Stop,
             FinishReason::Abort => Finish::Abort,
         };
         self.over(request, Some(tokens), finish, device)

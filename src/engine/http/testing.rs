@@ -33,6 +33,7 @@ pub(super) fn routes(router: Router<Front>) -> Router<Front> {
 async fn hold(State(front): State<Front>, body: Bytes) -> Result<Json<Value>, Failure> {
     let HoldBody { machine, state } = parse(&body)?;
     front
+        .parts
         .control
         .hold(&machine, &state)
         .map_err(Failure::Body)?;
@@ -40,12 +41,12 @@ async fn hold(State(front): State<Front>, body: Bytes) -> Result<Json<Value>, Fa
 }
 
 async fn release(State(front): State<Front>) -> Json<Value> {
-    front.control.release();
+    front.parts.control.release();
     Json(json!({ "hold": null }))
 }
 
 async fn tamper(State(front): State<Front>, body: Bytes) -> Result<Json<Value>, Failure> {
     let TamperBody { restored } = parse(&body)?;
-    front.control.set_tamper(restored);
+    front.parts.control.set_tamper(restored);
     Ok(Json(json!({ "tamper": restored })))
 }

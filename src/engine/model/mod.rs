@@ -80,6 +80,26 @@ pub struct SeqChunk<'a> {
     pub pages: &'a [PageId],
     /// Whether the token after the chunk is wanted.
     pub predict: bool,
+    /// With that token, whether its log probability is wanted, and those of how many likely others.
+    pub logprobs: Option<usize>,
+}
+
+/// The token after a chunk.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Predicted {
+    /// The most likely one.
+    pub token: u32,
+    /// Its log probability, and the most likely tokens with theirs, if that was wanted.
+    pub logprobs: Option<Logprobs>,
+}
+
+/// Log probabilities at one position.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logprobs {
+    /// Of the token itself.
+    pub token: f32,
+    /// The most likely tokens, best first.
+    pub top: Vec<(f32, u32)>,
 }
 
 #[derive(Debug)]
@@ -222,7 +242,7 @@ impl Model {
         state: &mut StatePool,
         kv: &mut KvPool,
         chunks: &[SeqChunk<'_>],
-    ) -> Vec<Option<u32>> {
+    ) -> Vec<Option<Predicted>> {
         let tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
         let mut x = Vec::with_capacity(tokens * D_MODEL);
         let rows = self.embedding.as_chunks::<D_MODEL>().0;
@@ -248,7 +268,7 @@ impl Model {
         self.predict(&x, chunks)
     }
 
-    fn predict(&mut self, x: &[f32], chunks: &[SeqChunk<'_>]) -> Vec<Option<u32>> {
+    fn predict(&mut self, x: &[f32], chunks: &[SeqChunk<'_>]) -> Vec<Option<Predicted>> {
         let rows = x.as_chunks::<D_MODEL>().0;
         let mut end = 0;
         let mut last = [0.0; D_MODEL];
@@ -263,7 +283,9 @@ impl Model {
                 math::rms_norm(row, &self.final_norm, &mut last);
                 let logits = grow(&mut self.ws.logits, VOCAB);
                 self.unembedding.apply(&last, logits);
-                Some(math::argmax(logits))
+                let token = math::argmax(logits);
+                let logprobs = chunk.logprobs.map(|top| logprobs(logits, token, top));
+                Some(Predicted { token, logprobs })
             })
             .collect()
     }
@@ -298,6 +320,25 @@ impl Model {
         }
         each(0, "final_norm", &self.final_norm);
         each(0, "unembedding", self.unembedding.weights());
+    }
+}
+
+/// Log probabilities of a token and of the `top` most likely ones.
+fn logprobs(logits: &[f32], token: u32, top: usize) -> Logprobs {
+    let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|it| f64::from(it - best).exp()).sum();
+    let of = |logit: f32| (f64::from(logit - best) - sum.ln()) as f32;
+    let mut order: Vec<(f32, u32)> = logits.iter().copied().zip(0_u32..).collect();
+    // The first of equals comes first, as for the answer.
+    order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    let own = logits.get(token as usize).copied().unwrap_or(best);
+    order.truncate(top);
+    Logprobs {
+        token: of(own),
+        top: order
+            .into_iter()
+            .map(|(logit, id)| (of(logit), id))
+            .collect(),
     }
 }
 

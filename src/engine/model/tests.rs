@@ -78,13 +78,14 @@ impl Rig {
                 slot: seq.slot,
                 pages: &seq.pages,
                 predict: true,
+                logprobs: None,
             })
             .collect();
         let next = self.model.forward(&mut self.state, &mut self.kv, &chunks);
         for (seq, count) in seqs.iter_mut().zip(counts) {
             seq.done += count;
         }
-        next.into_iter().map(Option::unwrap).collect()
+        next.into_iter().map(|next| next.unwrap().token).collect()
     }
 
     /// Prefills the rest in chunks of `chunk` and decodes `count` tokens.

@@ -288,7 +288,9 @@ impl Scheduler {
     ) {
         match finish_reason {
             FinishReason::Abort => self.counts.aborted += 1,
-            FinishReason::Length | FinishReason::Stop(_) => self.counts.finished += 1,
+            FinishReason::Length | FinishReason::Stop(_) | FinishReason::Text(_) => {
+                self.counts.finished += 1;
+            }
         }
         self.counts.generated_tokens += output_ids.len() as u64;
         self.rids.remove(&request.info.rid);

@@ -4,7 +4,7 @@ use super::Scheduler;
 use crate::engine::cache::{Match, NodeId};
 use crate::engine::ids::{PageId, SlotId};
 use crate::engine::memory::{Boundary, Gate};
-use crate::engine::model::SeqChunk;
+use crate::engine::model::{Predicted, SeqChunk};
 use crate::engine::request::{FinishReason, Request, RequestInfo, Running};
 
 /// What a request starts with.
@@ -113,6 +113,7 @@ impl Scheduler {
             cached: found.boundary,
             branch: (branch > found.boundary && branch <= prompt).then_some(branch),
             tracked: None,
+            ended: None,
         });
     }
 
@@ -150,8 +151,11 @@ impl Scheduler {
             self.counts.prefilled_tokens += (end - running.done) as u64;
             running.done = *end;
             let prompt = running.prompt_len();
-            if *end == prompt && running.request.sampling.max_new_tokens > 0 {
-                running.tokens.extend(next);
+            if *end == prompt
+                && running.request.sampling.max_new_tokens > 0
+                && let Some(next) = next
+            {
+                running.push(next);
             }
             if !self.config.no_cache && grid.is_boundary(*end, prompt, running.branch) {
                 self.checkpoint(*index);
@@ -179,7 +183,9 @@ impl Scheduler {
                 continue;
             };
             running.done = *end;
-            running.tokens.extend(next);
+            if let Some(next) = next {
+                running.push(next);
+            }
             let tracks = !self.config.no_cache && !grid.exact_end;
             if tracks && end.is_multiple_of(grid.step) {
                 self.track(*index);
@@ -190,7 +196,7 @@ impl Scheduler {
     }
 
     /// Computes tokens `[done, end)` of some requests.
-    fn forward(&mut self, ends: &[(usize, usize)]) -> Vec<Option<u32>> {
+    fn forward(&mut self, ends: &[(usize, usize)]) -> Vec<Option<Predicted>> {
         let chunk = |(index, end): &(usize, usize)| {
             let running = self.running.get(*index)?;
             Some(SeqChunk {
@@ -199,6 +205,7 @@ impl Scheduler {
                 slot: running.slot,
                 pages: &running.pages,
                 predict: *end == running.tokens.len(),
+                logprobs: running.request.sampling.logprobs,
             })
         };
         let chunks: Vec<SeqChunk<'_>> = ends.iter().filter_map(chunk).collect();

@@ -136,11 +136,13 @@ fn request(id: u64, prompt: &[u32], answer: usize, key: Option<&str>) -> (Box<Re
     let sampling = Sampling {
         max_new_tokens: answer,
         stop_token_ids: Vec::new(),
+        logprobs: None,
     };
     let request = Request {
         info,
         sampling,
         arrived: Instant::now(),
+        listener: None,
         reply,
     };
     (Box::new(request), receiver)

@@ -111,11 +111,13 @@ impl Rig {
         let sampling = Sampling {
             max_new_tokens: answer,
             stop_token_ids: stops.to_vec(),
+            logprobs: None,
         };
         let request = Request {
             info,
             sampling,
             arrived: Instant::now(),
+            listener: None,
             reply,
         };
         self.commands

@@ -1,7 +1,10 @@
 //! The surface over a real socket.
 
+mod openai;
+mod stream;
+
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -131,7 +134,21 @@ async fn hostile_bodies_are_typed_400s_and_the_engine_lives() {
             "bad_body",
         ),
         (r#"{"text": "hello"}"#, "unsupported"),
-        (r#"{"input_ids": [1], "stream": true}"#, "unsupported"),
+        (r#"{"text": "hello", "stream": true}"#, "unsupported"),
+        (r#"{"input_ids": [], "stream": true}"#, "empty_input"),
+        (r#"{"input_ids": [1], "stream": 1}"#, "bad_body"),
+        (
+            r#"{"input_ids": [1], "sampling_params": {"stop": "x"}}"#,
+            "unsupported",
+        ),
+        (
+            r#"{"input_ids": [1], "return_logprob": true, "logprob_start_len": 0}"#,
+            "unsupported",
+        ),
+        (
+            r#"{"input_ids": [1], "return_logprob": true, "top_logprobs_num": 101}"#,
+            "bad_body",
+        ),
         (
             r#"{"input_ids": [1], "sampling_params": {"temperature": 0.7}}"#,
             "unsupported",

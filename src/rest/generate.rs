@@ -1,0 +1,324 @@
+//! What generates: `POST /v1/generate`, and requests that pass through to the inference server.
+
+use axum::Extension;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use serde_json::Value;
+
+use super::error::{ApiError, ErrorType};
+use super::guard::Admitted;
+use super::names::checked;
+use super::state::Shared;
+use crate::gateway::{Ask, Fields, GatewayError, PassRequest, Reply, Target};
+use crate::upstream::{Refusal, UpstreamError};
+
+/// Paths of requests that the inference server answers.
+const PATHS: [&str; 12] = [
+    "/v1/generate",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/tokenize_chat",
+    "/generate",
+    "/tokenize",
+    "/detokenize",
+    "/v1/tokenize",
+    "/v1/detokenize",
+    "/v1/models",
+    "/health",
+    "/server_info",
+];
+/// Here the body says it.
+const RESTORE: &str = "/restore_snapshot";
+
+/// Whether a request is the inference server's to answer, as far as is known of it.
+pub(super) fn generates(path: &str, body: Option<&Bytes>) -> bool {
+    let creates = |body: &Bytes| {
+        let body: Option<Fields> = serde_json::from_slice(body).ok();
+        body.is_some_and(|body| body.get("create_new_request") == Some(&Value::Bool(true)))
+    };
+    PATHS.contains(&path) || (path == RESTORE && body.is_some_and(creates))
+}
+
+/// `POST /v1/generate`
+pub async fn generate(
+    State(shared): State<Shared>,
+    Extension(admitted): Extension<Admitted>,
+    request: Request,
+) -> Response {
+    let work = async {
+        let sent = Sent::read(request).await?;
+        let Some(ask) = sent.ask(&admitted).map_err(ApiError::into_response)? else {
+            return Err(ApiError::invalid("`conversation_id` is needed").into_response());
+        };
+        let gateway = shared.gateway().map_err(refusal)?;
+        gateway.generate(ask).await.map_err(refusal)
+    };
+    answer(work.await)
+}
+
+/// `POST /generate`: the server's own, where a `conversation_id` is the name of the conversation
+/// that a whole prompt belongs to.
+pub async fn native(
+    State(shared): State<Shared>,
+    Extension(admitted): Extension<Admitted>,
+    request: Request,
+) -> Response {
+    let work = async {
+        let mut sent = Sent::read(request).await?;
+        if let Some(Ask {
+            target, mut body, ..
+        }) = sent.ask(&admitted).map_err(ApiError::into_response)?
+        {
+            body.insert("session_id".into(), target.conversation.into());
+            sent.body = Bytes::from(Value::Object(body).to_string());
+        }
+        sent.pass(&shared, &admitted).await
+    };
+    answer(work.await)
+}
+
+/// Whatever the server says to it.
+pub async fn pass(
+    State(shared): State<Shared>,
+    Extension(admitted): Extension<Admitted>,
+    request: Request,
+) -> Response {
+    let work = async {
+        let sent = Sent::read(request).await?;
+        sent.pass(&shared, &admitted).await
+    };
+    answer(work.await)
+}
+
+/// A request as it was sent.
+pub(super) struct Sent {
+    head: axum::http::request::Parts,
+    body: Bytes,
+}
+
+// === impl Sent ===
+
+impl Sent {
+    /// Reads all of it. A body must be declared as JSON: what a form of a foreign web page can send
+    /// is not.
+    pub async fn read(request: Request) -> Result<Sent, Response> {
+        let (head, body) = request.into_parts();
+        let declared = head
+            .headers
+            .get(header::CONTENT_TYPE)
+            .and_then(|value| value.to_str().ok())
+            .and_then(|value| value.split(';').next())
+            .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"));
+        // The guard has read and limited it.
+        let body = axum::body::to_bytes(body, usize::MAX)
+            .await
+            .map_err(|error| ApiError::invalid(error.to_string()).into_response())?;
+        if head.method == axum::http::Method::POST && !declared {
+            return Err(ApiError::new(
+                ErrorType::UnsupportedMediaType,
+                "Send the body with `Content-Type: application/json`",
+            )
+            .into_response());
+        }
+        Ok(Sent { head, body })
+    }
+
+    /// What it asks of a conversation; `None` where it names none, or is not JSON.
+    pub fn ask(&self, admitted: &Admitted) -> Result<Option<Ask>, ApiError> {
+        ask_of(&self.body, admitted)
+    }
+
+    /// Sends it on.
+    pub async fn pass(self, shared: &Shared, admitted: &Admitted) -> Result<Reply, Response> {
+        let Sent { head, body } = self;
+        let path = head.uri.path_and_query();
+        let headers = head.headers.iter();
+        let request = PassRequest {
+            method: head.method.clone(),
+            path: path.map_or("/", |path| path.as_str()).to_owned(),
+            headers: headers
+                .map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec()))
+                .collect(),
+            body,
+            hide_token: admitted.by_token,
+        };
+        let gateway = shared.gateway().map_err(refusal)?;
+        gateway.pass(request).await.map_err(refusal)
+    }
+}
+
+/// What a body asks of a conversation.
+pub(super) fn ask_of(body: &[u8], admitted: &Admitted) -> Result<Option<Ask>, ApiError> {
+    let Ok(Value::Object(mut body)) = serde_json::from_slice(body) else {
+        return Ok(None);
+    };
+    if body.get("conversation_id").is_none_or(Value::is_null) {
+        return Ok(None);
+    }
+    let mut text = |name: &str| match body.remove(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => checked(name, Some(text)),
+        Some(_) => Err(ApiError::invalid(format!("`{name}` is not a text"))),
+    };
+    let conversation = text("conversation_id")?.unwrap_or_default();
+    let branch = text("branch")?.or(text("branch_name")?);
+    let mut turn = None;
+    for name in ["turn", "turn_number"] {
+        match body.remove(name) {
+            None | Some(Value::Null) => {}
+            Some(value) => {
+                let number = value.as_u64().and_then(|it| u32::try_from(it).ok());
+                turn = number.filter(|number| *number > 0);
+                if turn.is_none() {
+                    let text = format!("`{name}` is not a number that counts from 1");
+                    return Err(ApiError::invalid(text));
+                }
+            }
+        }
+    }
+    if turn.is_some() && branch.is_some() {
+        return Err(ApiError::invalid("either a turn or a branch"));
+    }
+    Ok(Some(Ask {
+        request_id: admitted.id.clone(),
+        target: Target {
+            conversation,
+            turn,
+            branch,
+        },
+        body,
+    }))
+}
+
+/// The response of an answer.
+pub(super) fn answer(reply: Result<Reply, Response>) -> Response {
+    match reply {
+        Ok(Reply::Json(value)) => axum::Json(value).into_response(),
+        Ok(Reply::Events(events)) => {
+            let kind = [
+                (header::CONTENT_TYPE, "text/event-stream"),
+                (header::CACHE_CONTROL, "no-cache"),
+            ];
+            (kind, Body::from_stream(events)).into_response()
+        }
+        Ok(Reply::Passed {
+            status,
+            headers,
+            body,
+        }) => {
+            let mut response = Response::new(Body::from_stream(body));
+            *response.status_mut() =
+                StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
+            for (name, value) in headers {
+                if let Ok(name) = HeaderName::try_from(name)
+                    && let Ok(value) = HeaderValue::from_bytes(&value)
+                {
+                    response.headers_mut().append(name, value);
+                }
+            }
+            response
+        }
+        Err(response) => response,
+    }
+}
+
+/// The response of an error. What the server refuses is said in its own words.
+pub(super) fn refusal(error: GatewayError) -> Response {
+    let kind = match error {
+        GatewayError::Service(error) => return ApiError::from(error).into_response(),
+        GatewayError::Upstream(UpstreamError::Refused(refusal)) => return refused(*refusal),
+        GatewayError::NotConfigured | GatewayError::NotImplemented(_) => ErrorType::NotImplemented,
+        GatewayError::Invalid(_) => ErrorType::InvalidRequest,
+        GatewayError::Unsupported(_) => ErrorType::Unsupported,
+        GatewayError::Tokenization(_) => ErrorType::Tokenization,
+        GatewayError::DuplicateRid(_) => ErrorType::Conflict,
+        GatewayError::HeadTaken | GatewayError::TooMany => ErrorType::Busy,
+        GatewayError::TurnUnknown(_) | GatewayError::Starting | GatewayError::Stopping => {
+            ErrorType::Unavailable
+        }
+        GatewayError::Upstream(UpstreamError::Unreachable(_)) => ErrorType::UpstreamUnavailable,
+        GatewayError::Upstream(UpstreamError::Timeout(_)) => ErrorType::UpstreamTimeout,
+        GatewayError::Upstream(_) => ErrorType::BadUpstream,
+    };
+    ApiError::new(kind, error.to_string()).into_response()
+}
+
+fn refused(refusal: Refusal) -> Response {
+    let Refusal {
+        status,
+        content_type,
+        body,
+    } = refusal;
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST);
+    if let Some(kind) = content_type {
+        response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(body: &str) -> Result<Option<Ask>, ApiError> {
+        let admitted = Admitted {
+            id: "r".into(),
+            by_token: false,
+        };
+        ask_of(body.as_bytes(), &admitted)
+    }
+
+    #[test]
+    fn a_conversation_is_asked_for_by_name() {
+        let good = ask(r#"{"conversation_id":"c:1","turn_number":3,"x":[1]}"#);
+        let Ask { target, body, .. } = good.unwrap().unwrap();
+        assert_eq!((&*target.conversation, target.turn), ("c:1", Some(3)));
+        assert_eq!(Value::Object(body).to_string(), r#"{"x":[1]}"#);
+        let branch = ask(r#"{"conversation_id":"c","branch":"b","turn":null}"#);
+        assert_eq!(branch.unwrap().unwrap().target.branch.as_deref(), Some("b"));
+        for none in [
+            "",
+            "[]",
+            "{",
+            "{}",
+            r#"{"conversation_id":null,"turn":"x"}"#,
+        ] {
+            assert!(ask(none).unwrap().is_none(), "{none}");
+        }
+    }
+
+    #[test]
+    fn bad_targets_are_refused() {
+        for more in [
+            r#""turn":0"#,
+            r#""turn":-1"#,
+            r#""turn":"1""#,
+            r#""turn_number":4294967296"#,
+            r#""branch":"../x""#,
+            r#""branch":7"#,
+            r#""turn":1,"branch":"b""#,
+        ] {
+            let error = ask(&format!(r#"{{"conversation_id":"c",{more}}}"#)).unwrap_err();
+            assert_eq!(error.kind(), ErrorType::InvalidRequest, "{more}");
+        }
+        for name in ["7", r#""""#, r#""/x""#, r#""a\u0000""#] {
+            assert!(
+                ask(&format!(r#"{{"conversation_id":{name}}}"#)).is_err(),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_generates_is_known_by_its_path_or_its_body() {
+        let creates = Bytes::from_static(br#"{"create_new_request": true}"#);
+        let restores = Bytes::from_static(br#"{"create_new_request": false}"#);
+        assert!(generates("/v1/generate", None));
+        assert!(generates(RESTORE, Some(&creates)));
+        assert!(!generates(RESTORE, Some(&restores)) && !generates(RESTORE, None));
+        assert!(!generates("/save_snapshot", Some(&creates)));
+    }
+}

@@ -1,0 +1,49 @@
+//! `POST /v1/chat/completions` and `POST /v1/completions`: with a `conversation_id` the body has
+//! only what is new; without one it passes through as it is.
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse as _, Response};
+
+use super::error::ApiError;
+use super::generate::{Sent, answer, refusal};
+use super::guard::Admitted;
+use super::state::Shared;
+
+/// `POST /v1/chat/completions`
+pub async fn chat(
+    State(shared): State<Shared>,
+    Extension(admitted): Extension<Admitted>,
+    request: Request,
+) -> Response {
+    let work = async {
+        let sent = Sent::read(request).await?;
+        match sent.ask(&admitted).map_err(ApiError::into_response)? {
+            Some(ask) => {
+                let gateway = shared.gateway().map_err(refusal)?;
+                gateway.chat(ask).await.map_err(refusal)
+            }
+            None => sent.pass(&shared, &admitted).await,
+        }
+    };
+    answer(work.await)
+}
+
+/// `POST /v1/completions`
+pub async fn complete(
+    State(shared): State<Shared>,
+    Extension(admitted): Extension<Admitted>,
+    request: Request,
+) -> Response {
+    let work = async {
+        let sent = Sent::read(request).await?;
+        match sent.ask(&admitted).map_err(ApiError::into_response)? {
+            Some(ask) => {
+                let gateway = shared.gateway().map_err(refusal)?;
+                gateway.complete(ask).await.map_err(refusal)
+            }
+            None => sent.pass(&shared, &admitted).await,
+        }
+    };
+    answer(work.await)
+}
