@@ -278,6 +278,30 @@ pub struct WorkerRow {
     pub attached_at: f64,
     /// What the worker said of itself last.
     pub load: Option<WorkerLoad>,
+    /// What its prefill and restores take.
+    pub cost: CostRow,
+}
+
+/// What was learned of a worker's speed.
+#[derive(Clone, Debug, Serialize)]
+pub struct CostRow {
+    /// Tokens a second of prefill; absent until it was seen often enough.
+    pub prefill_tokens_per_second: Option<f64>,
+    /// Bytes a second of copies between RAM and its ring; a guess before there were any.
+    pub copy_bytes_per_second: f64,
+    /// Bytes a second that reading from disk reaches; absent without a disk.
+    pub disk_bytes_per_second: Option<f64>,
+    /// From how many tokens on a restore is faster than their prefill.
+    pub break_even_tokens: BreakEven,
+}
+
+/// Token counts, by the tier that holds the bytes; absent: not known, or never.
+#[derive(Clone, Debug, Serialize)]
+pub struct BreakEven {
+    /// In RAM.
+    pub ram: Option<u64>,
+    /// On disk.
+    pub disk: Option<u64>,
 }
 
 /// A worker's own numbers.

@@ -73,6 +73,8 @@ pub struct Config {
     /// Prefill speed in tokens a second: a restore predicted to be slower is skipped. Default:
     /// none, nothing is skipped.
     pub prefill_tokens_per_second: Option<f64>,
+    /// Where that is not set: take the speed that each worker was seen to have. Default: `false`.
+    pub learn_prefill: bool,
     /// Conversations kept in memory without any stored snapshot. Default: 10000.
     pub max_idle_conversations: usize,
     /// A start with fewer snapshots reads all manifests and looks at all files; one with as many or
@@ -113,6 +115,7 @@ impl Default for Config {
             scrub_every: Duration::from_secs(7 * 24 * 3600),
             min_restore_tokens: 1,
             prefill_tokens_per_second: None,
+            learn_prefill: false,
             max_idle_conversations: 10_000,
             catalog_from: 1000,
             saving: Saving::default(),

@@ -32,6 +32,7 @@ mod commit;
 pub mod config;
 pub mod conversations;
 mod core;
+mod cost;
 pub mod error;
 pub mod events;
 mod fd_socket;

@@ -175,10 +175,11 @@ impl Service {
 
     /// The attached workers, in the order in which they came.
     pub fn workers(&self) -> Vec<WorkerRow> {
+        let disk = self.store.disk.as_ref().map(|_| self.promoter.speed());
         self.workers
             .all()
             .iter()
-            .map(|worker| worker.row())
+            .map(|worker| worker.row(disk))
             .collect()
     }
 

@@ -8,9 +8,10 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use uuid::Uuid;
 
-use super::api::{WorkerLoad, WorkerRow};
+use super::api::{BreakEven, CostRow, WorkerLoad, WorkerRow};
 use super::attach::model_of;
 use super::core::Model;
+use super::cost::{Costs, Sizes, break_even};
 use super::orders::Orders;
 use super::refusals::Asker;
 use crate::device::DeviceKind;
@@ -41,6 +42,8 @@ pub struct Worker {
     pub(super) bind_by: Duration,
     /// What the daemon wants of it.
     pub(super) orders: Orders,
+    /// What its prefill and its copies take.
+    pub(super) costs: Costs,
     live: Mutex<Live>,
     stop: watch::Sender<Option<CloseReason>>,
     ring_closed: watch::Sender<bool>,
@@ -148,6 +151,7 @@ impl Worker {
             attached_at,
             bind_by,
             orders: Orders::default(),
+            costs: Costs::default(),
             live: Mutex::new(live),
             stop: watch::Sender::new(None),
             ring_closed: watch::Sender::new(false),
@@ -240,7 +244,7 @@ impl Worker {
     }
 
     /// For people.
-    pub(super) fn row(&self) -> WorkerRow {
+    pub(super) fn row(&self, disk_speed: Option<f64>) -> WorkerRow {
         let live = self.live.lock();
         let (requests, saves, leases) = live.counts;
         WorkerRow {
@@ -263,6 +267,26 @@ impl Worker {
             versions: self.versions.clone(),
             attached_at: seconds(self.attached_at),
             load: live.load.clone(),
+            cost: self.cost(disk_speed),
+        }
+    }
+
+    /// What was learned of it. `disk_speed`: bytes a second, if there is a disk.
+    fn cost(&self, disk_speed: Option<f64>) -> CostRow {
+        let sizes = Sizes {
+            state: self.geometry.state_bytes(),
+            row: self.geometry.kv_row_bytes(),
+        };
+        let (prefill, copies) = (self.costs.prefill(), self.costs.copies());
+        let even = |seconds| break_even(sizes, prefill?, seconds);
+        CostRow {
+            prefill_tokens_per_second: prefill,
+            copy_bytes_per_second: copies,
+            disk_bytes_per_second: disk_speed,
+            break_even_tokens: BreakEven {
+                ram: even(1.0 / copies),
+                disk: disk_speed.and_then(|disk| even(1.0 / copies + 1.0 / disk)),
+            },
         }
     }
 }

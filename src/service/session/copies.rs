@@ -2,12 +2,15 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Event;
 use crate::device::{DeviceError, Ring};
+use crate::service::workers::Worker;
 use crate::store::Segment;
+use crate::util::clock::Clock;
 
 /// Copies of one session that its device may have queued.
 const IN_FLIGHT: usize = 64;
@@ -54,16 +57,28 @@ pub struct Copies {
     events: UnboundedSender<Event>,
     waiting: VecDeque<Copy>,
     in_flight: usize,
+    worker: Arc<Worker>,
+    clock: Arc<dyn Clock>,
+    /// Since when copies are under way, and what was copied since.
+    busy: Option<(Duration, u64)>,
 }
 
 // === impl Copies ===
 
 impl Copies {
     /// None yet. Each copy ends with one [`Event::Copied`].
-    pub fn new(ring: Arc<dyn Ring>, events: UnboundedSender<Event>) -> Self {
+    pub fn new(
+        ring: Arc<dyn Ring>,
+        events: UnboundedSender<Event>,
+        worker: Arc<Worker>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         Self {
             ring,
             events,
+            worker,
+            clock,
+            busy: None,
             waiting: VecDeque::new(),
             in_flight: 0,
         }
@@ -92,7 +107,16 @@ impl Copies {
             self.waiting.push_front(copy.clone());
             return false;
         }
+        if let (Some((_, bytes)), Ok(())) = (&mut self.busy, result) {
+            *bytes = bytes.saturating_add(copy.segment.len());
+        }
         self.pump();
+        if self.is_idle()
+            && let Some((since, bytes)) = self.busy.take()
+        {
+            let took = self.clock.monotonic().saturating_sub(since);
+            self.worker.costs.copied(bytes, took);
+        }
         true
     }
 
@@ -103,6 +127,7 @@ impl Copies {
                 return;
             };
             self.in_flight += 1;
+            self.busy.get_or_insert_with(|| (self.clock.monotonic(), 0));
             let events = self.events.clone();
             let Copy {
                 what,

@@ -8,6 +8,7 @@ use super::{Ended, Session};
 use crate::index::TreeKey;
 use crate::proto::channel::layout::{Miss, Tier as WireTier};
 use crate::proto::channel::msg::{Lookup, LookupResult};
+use crate::service::cost::Mark;
 use crate::service::hold::Point;
 use crate::service::lease::{Leased, NoLease, Wanted};
 use crate::service::metrics::{self, ByReason, Name};
@@ -87,11 +88,30 @@ impl Session {
     }
 
     async fn hit(&mut self, lookup: &Lookup, id: u64, restore: Restore) -> Ended {
+        // When the restored state is there is not known: the time to the next one says nothing.
+        self.mark(lookup, restore.boundary, Duration::MAX);
         self.hold(Point::Restore(&restore.state)).await;
         self.grant(lookup, id, restore).await
     }
 
+    /// Prefill of this prompt goes on from here.
+    fn mark(&mut self, lookup: &Lookup, boundary: u32, at: Duration) {
+        if let Some(request) = self.requests.get_mut(lookup.req) {
+            request.mark = Some(Mark {
+                boundary,
+                at,
+                // At least one token of a prompt is always computed.
+                prompt: lookup.max_boundary.saturating_add(1),
+            });
+        }
+    }
+
     fn miss(&mut self, lookup: &Lookup, reason: Miss) -> Ended {
+        self.mark(
+            lookup,
+            lookup.device_boundary,
+            self.service.clock.monotonic(),
+        );
         if self.leads() {
             metrics::count(&self.service.metrics.misses, reason.as_str());
             if reason == Miss::NothingStored {
@@ -231,8 +251,10 @@ impl Session {
             gain: boundary - device_boundary,
             bytes: moved,
             disk_bytes: from_disk,
+            queued: self.queued(),
+            prefill_tokens_per_second: self.worker.costs.prefill(),
             disk_bytes_per_second: self.service.promoter.speed(),
-            copy_bytes_per_second: policy::COPY_BYTES_PER_SECOND,
+            copy_bytes_per_second: self.worker.costs.copies(),
         };
         let skip = policy::skip(&self.service.config, &facts);
         let too_many = parts.len().saturating_mul(8) as u64
@@ -275,6 +297,20 @@ impl Session {
             active: self.service.clock.monotonic(),
         };
         Ok((id, restore))
+    }
+
+    /// Bytes that leases of this worker still wait for: in all, and from disk.
+    fn queued(&self) -> (u64, u64) {
+        let (mut all, mut disk) = (0_u64, 0_u64);
+        for restore in self.restores.values() {
+            for part in restore.parts.iter().filter(|part| !part.filled) {
+                all = all.saturating_add(part.bytes);
+                if matches!(restore.objects.get(&part.object), Some(Slot::Coming)) {
+                    disk = disk.saturating_add(part.bytes);
+                }
+            }
+        }
+        (all, disk)
     }
 
     /// Tells the worker, and lets what is missing come from disk.

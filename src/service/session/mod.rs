@@ -159,7 +159,12 @@ impl Session {
         };
         let (model, epoch) = worker.model();
         Self {
-            copies: Copies::new(ring, events_tx.clone()),
+            copies: Copies::new(
+                ring,
+                events_tx.clone(),
+                Arc::clone(&worker),
+                Arc::clone(&service.clock),
+            ),
             requests: Requests::new(limits),
             outbox: Outbox::default(),
             saves: HashMap::new(),

@@ -66,6 +66,10 @@ impl Session {
             .filter(|request| !request.closed)
             .ok_or(bad)?;
         request.attempt = request.attempt.max(attempt);
+        if let Some(mark) = request.mark {
+            let now = self.service.clock.monotonic();
+            request.mark = Some(self.worker.costs.state(mark, boundary, now));
+        }
         if request.not_saved {
             return Err(DeclineReason::NotSaved);
         }

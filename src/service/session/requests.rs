@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::super::conversations::ConversationKey;
+use super::super::cost::Mark;
 use crate::proto::channel::layout::RequestFlags;
 use crate::proto::channel::msg::RequestOpen;
 use crate::types::{Namespace, NamespaceId, TokenId};
@@ -60,6 +61,8 @@ pub struct Request {
     pub poison: Option<Poison>,
     /// The last attempt whose lookup was answered.
     pub answered: Option<u32>,
+    /// The last state of its prompt, where prefill goes on from.
+    pub mark: Option<Mark>,
     /// Saves that are not over.
     pub saves: u32,
     /// Nothing but completions of its saves will come.
@@ -129,6 +132,7 @@ impl Request {
             not_saved: flags.contains(RequestFlags::NOT_SAVED),
             poison: bad_name.then_some(Poison::BadName),
             answered: None,
+            mark: None,
             saves: 0,
             closed: false,
         }
