@@ -310,6 +310,7 @@ impl Service {
             let waiting = core.queue.contains(&older);
             // A policy may have it wait for RAM's need of the room instead.
             let left = self.store.disk.is_some()
+                && info.retain != Retain::Transient
                 && core.records.get(&older).is_some_and(|record| {
                     record.state == SaveState::Visible && record.failure.is_none()
                 });

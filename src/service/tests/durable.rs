@@ -128,6 +128,8 @@ async fn a_full_disk_is_said_and_nothing_is_lost() {
     let tokens = prompt(1, 1500);
     fake.turn("c", &tokens, 1280).await;
     fake.heard_all().await;
+    // What was said is written at once: the next write is that of the snapshot.
+    world.all_durable_names().await;
     world
         .faults
         .arm(Op::Write, 0, Fault::Errno(nix::libc::ENOSPC));

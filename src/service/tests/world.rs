@@ -129,6 +129,15 @@ impl World {
         .await;
     }
 
+    /// Every conversation that changed is on disk, with what was said in it.
+    pub async fn all_durable_names(&self) {
+        eventually("the names are written", || {
+            let core = self.service.core.lock();
+            core.queue.writing_refs == 0 && !core.conversations.any_dirty()
+        })
+        .await;
+    }
+
     pub fn check(&self) {
         let core = self.service.core.lock();
         core.index.check().unwrap();
