@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
-import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -43,8 +42,17 @@ class Record:
         return cls(**taken, extra={name: it for name, it in value.items() if name not in known})
 
 
-@functools.lru_cache(maxsize=None)
-def _shape(cls: Any) -> dict[str, tuple[Any, bool]]:
+_shapes: dict[type[Record], dict[str, tuple[Any, bool]]] = {}
+
+
+def _shape(cls: type[Record]) -> dict[str, tuple[Any, bool]]:
+    """Name -> type, and whether it must be there; looked up once for each class."""
+    if cls not in _shapes:
+        _shapes[cls] = _look_up(cls)
+    return _shapes[cls]
+
+
+def _look_up(cls: type[Record]) -> dict[str, tuple[Any, bool]]:
     hints = typing.get_type_hints(cls)
     missing = dataclasses.MISSING
     return {
