@@ -102,9 +102,9 @@ class Response:
         self._pool, self._line, self._request, self._stays = pool, line, request, stays
         plain = http1.plain(headers)
         self.head = Answer(status, plain, plain.get("x-request-id", request.id))
-        self._length = http1.length(status, headers)
-        self._chunk = self._taken = 0
-        self._between = self._whole = self._closed = False
+        self._body = http1.Body(status, headers)
+        self._taken = 0
+        self._closed = False
 
     async def piece(self, limit: int | None = None) -> bytes:
         """The next piece of the body; empty: all was read. The deadline begins anew after each, unless there is a
@@ -113,7 +113,6 @@ class Response:
             piece = await self._line.within(self._piece())
         except Exception as error:
             raise broken(error, self._pool.settings.address, self._request) from error
-        self._whole = not piece
         self._taken += len(piece)
         if limit is None:
             self._line.deadline.renew()
@@ -122,40 +121,13 @@ class Response:
         return piece
 
     async def _piece(self) -> bytes:
-        reader = self._line.reader
-        if self._length is None:
-            return await reader.read(http1.PIECE)
-        if self._length >= 0:
-            left = self._length - self._taken
-        else:
-            if self._chunk == 0:
-                self._chunk = await self._next_chunk()
-            left = self._chunk
-        piece = await reader.read(min(left, http1.PIECE)) if left else b""
-        if left and not piece:
-            raise ConnectionResetError("the answer broke off")
-        if self._length < 0:
-            self._chunk -= len(piece)
+        piece = b""
+        while not piece and not self._body.over:
+            data = await self._line.reader.read(http1.PIECE)
+            if not data:
+                self._body.ended()
+            piece = self._body.feed(data)
         return piece
-
-    async def _next_chunk(self) -> int:
-        """Its size; 0 is the end of all."""
-        try:
-            if self._between and await self._line.reader.readuntil(b"\r\n") != b"\r\n":
-                raise http1.wrong("the end of a chunk")
-            self._between = True
-            size = http1.chunk_size((await self._line.reader.readuntil(b"\r\n")).removesuffix(b"\r\n"))
-            if size == 0:
-                # Headers after the body, of which there are none to care for.
-                for _ in range(http1.TRAILERS_MAX):
-                    if await self._line.reader.readuntil(b"\r\n") == b"\r\n":
-                        return 0
-                raise http1.wrong("its end")
-            return size
-        except asyncio.IncompleteReadError:
-            raise ConnectionResetError("the answer broke off") from None
-        except asyncio.LimitOverrunError:
-            raise http1.wrong("the size of a chunk") from None
 
     async def whole(self, limit: int) -> Answer:
         """With all of its body."""
@@ -177,7 +149,7 @@ class Response:
         """Keeps the connection if all was read; else ends it, which tells the daemon."""
         if not self._closed:
             self._closed = True
-            self._pool.take_back(self._line, self._whole and self._length is not None and self._stays)
+            self._pool.take_back(self._line, self._body.clean and self._stays)
 
     async def __aenter__(self) -> Response:
         return self

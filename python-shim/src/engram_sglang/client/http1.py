@@ -1,5 +1,5 @@
-"""HTTP/1.1 answers, as far as `http.client` does not read them for us: how long a body is, and, for asyncio, heads
-and chunks."""
+"""HTTP/1.1 answers from bytes: bodies, which `http.client` takes for whole where they broke off, and, for asyncio,
+heads."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ END_S = 1.0
 """How long the end of a body may take, once what matters of it has come."""
 TRAILERS_MAX = 100
 """Lines after a body of chunks."""
+LINE_MAX = 8 << 10
+"""Bytes of one of them, and of the line before a chunk."""
 
 Headers = http.client.HTTPMessage
 
@@ -66,9 +68,86 @@ def length(status: int, headers: Headers) -> int | None:
     return int(text)
 
 
-def chunk_size(line: bytes) -> int:
-    """Of the line before a chunk."""
-    digits = line.partition(b";")[0].strip()
-    if not 1 <= len(digits) <= 15 or not all(it in b"0123456789abcdefABCDEF" for it in digits):
-        raise wrong("the size of a chunk")
-    return int(digits, 16)
+class Body:
+    """Takes the bytes behind a head as they come, and gives those that are the body."""
+
+    def __init__(self, status: int, headers: Headers) -> None:
+        self._length = length(status, headers)
+        self._left = max(self._length or 0, 0)
+        self._line = bytearray()
+        self._lines = 0
+        self._next = self._size if self._length == -1 else self._plain
+        self.over = self._length == 0
+        """All of it came."""
+        self.clean = self.over
+        """And nothing behind it, so that another answer can follow."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Raises ProtocolError for what is no body."""
+        found = []
+        while data and not self.over:
+            took, data = self._next(data)
+            found.append(took)
+        self.clean = self.over and not data
+        return b"".join(found)
+
+    def ended(self) -> None:
+        """No more bytes come. Raises ConnectionError where some are missing."""
+        if self._length is not None and not self.over:
+            raise ConnectionResetError("the answer broke off")
+        self.over = True
+
+    def _plain(self, data: bytes) -> tuple[bytes, bytes]:
+        if self._length is None:
+            return data, b""
+        took = data[:self._left]
+        self._left -= len(took)
+        self.over = self._left == 0
+        return took, data[len(took):]
+
+    def _read_line(self, data: bytes) -> tuple[bytes | None, bytes]:
+        """A whole line, or None; and what is behind it."""
+        line, end, rest = data.partition(b"\n")
+        self._line += line
+        if len(self._line) > LINE_MAX:
+            raise wrong("a line that never ends")
+        if not end:
+            return None, b""
+        whole = bytes(self._line).removesuffix(b"\r")
+        self._line.clear()
+        return whole, rest
+
+    def _size(self, data: bytes) -> tuple[bytes, bytes]:
+        line, rest = self._read_line(data)
+        if line is not None:
+            digits = line.partition(b";")[0].strip()
+            if not 1 <= len(digits) <= 15 or not all(it in b"0123456789abcdefABCDEF" for it in digits):
+                raise wrong("the size of a chunk")
+            self._left = int(digits, 16)
+            self._next = self._chunk if self._left else self._trailer
+        return b"", rest
+
+    def _chunk(self, data: bytes) -> tuple[bytes, bytes]:
+        took = data[:self._left]
+        self._left -= len(took)
+        if self._left == 0:
+            self._next = self._behind
+        return took, data[len(took):]
+
+    def _behind(self, data: bytes) -> tuple[bytes, bytes]:
+        line, rest = self._read_line(data)
+        if line:
+            raise wrong("the end of a chunk")
+        if line is not None:
+            self._next = self._size
+        return b"", rest
+
+    def _trailer(self, data: bytes) -> tuple[bytes, bytes]:
+        # Headers after the body, of which there are none to care for.
+        line, rest = self._read_line(data)
+        if line is not None:
+            self._lines += 1
+            self.over = not line
+        if self._lines > TRAILERS_MAX:
+            raise wrong("its end")
+        return b"", rest

@@ -1,4 +1,4 @@
-"""HTTP/1.1 for `Client`: `http.client` over TCP or a Unix socket, with a time for all of an answer.
+"""HTTP/1.1 for `Client`: `http.client` for requests and heads, over TCP or a Unix socket, with a time for all of an answer.
 
 An idle connection is kept, and used again while nothing came on it: a daemon that closed it has
 nothing more to say. One that breaks all the same before an answer begins is replaced once, for
@@ -62,7 +62,9 @@ class Line:
         self.http.auto_open = 0
 
     def makefile(self, *_: object) -> IO[bytes]:
-        return io.BufferedReader(_Incoming(self), http1.PIECE)
+        # A new one for each answer: `http.client` closes them.
+        self.file = io.BufferedReader(_Incoming(self), http1.PIECE)
+        return self.file
 
     def sendall(self, data: bytes) -> None:
         self.socket.settimeout(self.deadline.left())
@@ -111,9 +113,9 @@ class Response:
         self._pool, self._line, self._request, self._raw = pool, line, request, raw
         headers = http1.plain(raw.headers)
         self.head = Answer(raw.status, headers, headers.get("x-request-id", request.id))
-        self._length = http1.length(raw.status, raw.headers)
+        self._body = http1.Body(raw.status, raw.headers)
         self._taken = 0
-        self._whole = self._closed = False
+        self._closed = False
 
     def piece(self, limit: int | None = None) -> bytes:
         """The next piece of the body; empty: all was read. The deadline begins anew after each, unless there is a
@@ -122,7 +124,6 @@ class Response:
             piece = self._piece()
         except Exception as error:
             raise broken(error, self._pool.settings.address, self._request) from error
-        self._whole = not piece
         self._taken += len(piece)
         if limit is None:
             self._line.deadline.renew()
@@ -131,12 +132,12 @@ class Response:
         return piece
 
     def _piece(self) -> bytes:
-        if self._length is None or self._length < 0:
-            return self._raw.read1(http1.PIECE)
-        left = self._length - self._taken
-        piece = self._raw.read1(min(left, http1.PIECE)) if left else b""
-        if left and not piece:
-            raise ConnectionResetError("the answer broke off")
+        piece = b""
+        while not piece and not self._body.over:
+            data = self._line.file.read1(http1.PIECE)
+            if not data:
+                self._body.ended()
+            piece = self._body.feed(data)
         return piece
 
     def whole(self, limit: int) -> Answer:
@@ -156,9 +157,8 @@ class Response:
         """Keeps the connection if all was read; else ends it, which tells the daemon."""
         if not self._closed:
             self._closed = True
-            keep = self._whole and self._length is not None and not self._raw.will_close
             self._raw.close()
-            self._pool.take_back(self._line, keep)
+            self._pool.take_back(self._line, self._body.clean and not self._raw.will_close)
 
     def __enter__(self) -> Response:
         return self
