@@ -22,6 +22,8 @@ class Line:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deadline: Deadline) -> None:
         self.reader, self.writer, self.deadline = reader, writer, deadline
         self.fresh = True
+        self.spoiled = False
+        """Only a part of a request was sent: no other can follow."""
 
     @classmethod
     async def connect(cls, settings: Settings, deadline: Deadline) -> Line:
@@ -63,28 +65,43 @@ class Line:
         body = request.body
         self.writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + (body if isinstance(body, bytes) else b""))
         if isinstance(body, Upload):
-            await self._upload(body)
+            first = await self._upload(body)
         else:
             await self.within(self.writer.drain())
+            first = await self.within(self._head())
         for _ in range(http1.INTERIM_MAX):
-            status, headers, stays = http1.head(await self._head())
+            status, headers, stays = http1.head(first)
             if status >= 200:
                 return status, headers, stays
+            first = await self.within(self._head())
         raise http1.wrong("it never begins")
 
-    async def _upload(self, body: Upload) -> None:
-        for piece in body.pieces():
-            try:
+    async def _upload(self, body: Upload) -> bytes:
+        """Sends it, and gives the head that comes; if that comes early, the rest is not sent: who refuses does not
+        listen to the end."""
+        head = asyncio.ensure_future(self._head())
+        try:
+            for piece in body.pieces():
+                # A socket that takes all at once lets nobody else have a turn.
+                await asyncio.sleep(0)
+                self.spoiled = head.done()
+                if self.spoiled:
+                    break
                 self.writer.write(piece)
-                await self.within(self.writer.drain())
-            except ConnectionError:
-                # Who refuses does not listen to the end: the answer says why.
-                return
-            self.deadline.renew()
+                try:
+                    await self.within(self.writer.drain())
+                except ConnectionError:
+                    self.spoiled = True
+                    break
+                self.deadline.renew()
+            return await self.within(head)
+        finally:
+            if not head.cancel() and not head.cancelled():
+                head.exception()
 
     async def _head(self) -> bytes:
         try:
-            return await self.within(self.reader.readuntil(b"\r\n\r\n"))
+            return await self.reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError as error:
             if error.partial:
                 raise http1.wrong("its head breaks off") from None
@@ -196,7 +213,7 @@ class Pool:
         return await Line.connect(self.settings, deadline)
 
     def take_back(self, line: Line, keep: bool) -> None:
-        if keep and not self._closed and len(self._idle) < IDLE_MAX:
+        if keep and not line.spoiled and not self._closed and len(self._idle) < IDLE_MAX:
             self._idle.append(line)
         else:
             line.end()

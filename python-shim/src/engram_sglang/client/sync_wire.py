@@ -45,6 +45,8 @@ class Line:
         """Connects."""
         self.deadline = deadline
         self.fresh = True
+        self.spoiled = False
+        """Only a part of a request was sent: no other can follow."""
         address = settings.address
         if address.path is None:
             self.socket = socket.create_connection((address.host, address.port), deadline.left())
@@ -98,10 +100,14 @@ class Line:
 
     def _upload(self, body: Upload) -> None:
         for piece in body.pieces():
+            # Who refuses does not listen to the end: the answer says why.
+            self.spoiled = not self.is_quiet()
+            if self.spoiled:
+                return
             try:
                 self.sendall(piece)
             except ConnectionError:
-                # Who refuses does not listen to the end: the answer says why.
+                self.spoiled = True
                 return
             self.deadline.renew()
 
@@ -209,7 +215,7 @@ class Pool:
 
     def take_back(self, line: Line, keep: bool) -> None:
         with self._lock:
-            keep = keep and not self._closed and len(self._idle) < IDLE_MAX
+            keep = keep and not line.spoiled and not self._closed and len(self._idle) < IDLE_MAX
             if keep:
                 self._idle.append(line)
         if not keep:
