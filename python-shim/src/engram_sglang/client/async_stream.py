@@ -87,6 +87,7 @@ class AsyncStream(Generic[T]):
 
     async def close(self) -> None:
         """Ends the request; nothing more comes."""
+        self._things.clear()
         self._end()
 
     def _end(self) -> None:

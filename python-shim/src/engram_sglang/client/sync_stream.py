@@ -44,7 +44,7 @@ class Stream(Generic[T]):
                 self._drop()
                 time.sleep(self._lost(error))
             except BaseException:
-                self.close()
+                self._end()
                 raise
         return self._things.popleft()
 
@@ -71,7 +71,7 @@ class Stream(Generic[T]):
         if self._source.over:
             if piece:
                 self._response.wind_up()
-            self.close()
+            self._end()
 
     def _lost(self, error: EngramError) -> float:
         try:
@@ -87,5 +87,9 @@ class Stream(Generic[T]):
 
     def close(self) -> None:
         """Ends the request; nothing more comes."""
+        self._things.clear()
+        self._end()
+
+    def _end(self) -> None:
         self._closed = True
         self._drop()

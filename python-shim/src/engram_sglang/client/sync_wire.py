@@ -119,7 +119,11 @@ class Response:
         self._pool, self._line, self._request, self._raw = pool, line, request, raw
         headers = http1.plain(raw.headers)
         self.head = Answer(raw.status, headers, headers.get("x-request-id", request.id))
-        self._body = http1.Body(raw.status, raw.headers)
+        try:
+            self._body = http1.Body(raw.status, raw.headers)
+        except BaseException:
+            raw.close()
+            raise
         self._taken = 0
         self._closed = False
 
