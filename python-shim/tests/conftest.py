@@ -2,8 +2,12 @@
 
 import os
 import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import client_both
 import pytest
+from client_stage import Stage
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -20,3 +24,18 @@ def engram_bin() -> pathlib.Path:
     path = pathlib.Path(os.environ.get("ENGRAM_BIN", ROOT / "target/release/engram"))
     assert path.is_file(), f"{path} is missing: run ./test.sh build, or set ENGRAM_BIN"
     return path
+
+
+@pytest.fixture(scope="session")
+def stage(engram_bin: pathlib.Path) -> Iterator[Stage]:
+    """The daemon and the embedded engine, for all tests of the client that leave them running."""
+    stage = Stage(engram_bin)
+    yield stage
+    stage.end()
+
+
+@pytest.fixture(params=["sync", "async"])
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Makes clients: the test runs with each of both."""
+    with client_both.maker(request.param) as make:
+        yield make
