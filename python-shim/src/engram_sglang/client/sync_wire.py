@@ -1,4 +1,5 @@
-"""HTTP/1.1 for `Client`: `http.client` for requests and heads, over TCP or a Unix socket, with a time for all of an answer.
+"""HTTP/1.1 for `Client`, over TCP or a Unix socket, with a time for all of an answer: `http.client` writes requests and
+reads heads.
 
 An idle connection is kept, and used again while nothing came on it: a daemon that closed it has
 nothing more to say. One that breaks all the same before an answer begins is replaced once, for
