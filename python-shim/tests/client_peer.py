@@ -16,8 +16,9 @@ Script = Callable[[socket.socket, int], bool | None]
 class Peer:
     """Listens until it is closed."""
 
-    def __init__(self, script: Script) -> None:
-        self.script = script
+    def __init__(self, script: Script, seen: dict[socket.socket, bytes] | None = None) -> None:
+        """`seen` gets the last request of each connection."""
+        self.script, self.seen = script, {} if seen is None else seen
         self.requests: list[bytes] = []
         self.connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -43,6 +44,7 @@ class Peer:
             while request := read(connection):
                 at = len(self.requests)
                 self.requests.append(request)
+                self.seen[connection] = request
                 if not self.script(connection, at):
                     return
 
@@ -89,14 +91,14 @@ def chunk(data: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def peer(script: Script | bytes) -> Iterator[Peer]:
+def peer(script: Script | bytes, seen: dict[socket.socket, bytes] | None = None) -> Iterator[Peer]:
     """One that does this for every request, or sends these bytes and closes."""
 
     def send(connection: socket.socket, _: int) -> None:
         assert isinstance(script, bytes)
         connection.sendall(script)
 
-    made = Peer(send if isinstance(script, bytes) else script)
+    made = Peer(send if isinstance(script, bytes) else script, seen)
     try:
         yield made
     finally:

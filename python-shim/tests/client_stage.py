@@ -16,6 +16,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 DEADLINE_S = 60
+END_S = 20
+"""A process that does not end by itself within this time is killed: of a test's two minutes some must be left."""
 VOCABULARY = 2048
 """Tokens of the embedded engine's model."""
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -89,7 +91,7 @@ class Process:
     def end(self, how: int = signal.SIGTERM) -> None:
         self.child.send_signal(how)
         try:
-            self.child.wait(DEADLINE_S)
+            self.child.wait(END_S)
         except subprocess.TimeoutExpired:
             self.child.kill()
             self.child.wait()

@@ -1,5 +1,7 @@
 """Both clients with a server that answers badly, late, or not at all."""
 
+import asyncio
+import concurrent.futures
 import itertools
 import socket
 import threading
@@ -255,7 +257,7 @@ def test_events_come_back_where_they_were(make: Make) -> None:
         with pytest.raises(api.Unauthorized):
             next(events)
     last = [line for request in server.requests for line in request.split(b"\r\n") if line[:13] == b"Last-Event-ID"]
-    assert last == [b"Last-Event-ID: boot-0", b"Last-Event-ID: boot-0", b"Last-Event-ID: boot-2", b"Last-Event-ID: boot-3"]
+    assert last == [b"Last-Event-ID: boot-%d" % at for at in (0, 0, 2, 3)]
 
 
 def test_an_export_that_breaks_off_leaves_no_file(make: Make, tmp_path: Any) -> None:
@@ -311,3 +313,24 @@ def test_nothing_is_asked_of_a_client_that_is_closed(make: Make) -> None:
             client.run(client.client.close())
         with pytest.raises(ValueError):
             client.status()
+
+
+def test_many_ask_at_once_and_each_gets_its_own(make: Make) -> None:
+    def script(connection: socket.socket, _: int) -> bool:
+        # Requests of several connections come between: this one's own is the last that it sent.
+        connection.sendall(answer({"snapshot_id": last[connection].split(b"/")[3].split(b" ")[0].decode()}))
+        return True
+
+    last: dict[socket.socket, bytes] = {}
+    with peer(script, seen=last) as server:
+        client = make(server.url)
+        names = [f"s{at}" for at in range(200)]
+        if isinstance(client, api.Client):
+            with concurrent.futures.ThreadPoolExecutor(16) as threads:
+                found = list(threads.map(client.snapshot, names))
+        else:
+            async def all_of_them() -> list[api.Snapshot]:
+                return await asyncio.gather(*map(client.client.snapshot, names))
+
+            found = client.run(all_of_them())
+        assert [it.snapshot_id for it in found] == names

@@ -32,7 +32,7 @@ class Line:
             opening = asyncio.open_connection(address.host, address.port, limit=http1.HEAD_MAX)
         else:
             opening = asyncio.open_unix_connection(address.path, limit=http1.HEAD_MAX)
-        reader, writer = await asyncio.wait_for(opening, deadline.left())
+        reader, writer = await asyncio.wait_for(opening, min(deadline.left(), settings.timeout))
         return cls(reader, writer, deadline)
 
     def end(self) -> None:
@@ -206,10 +206,15 @@ class Pool:
             raise ValueError("the client is closed")
         while self._idle:
             line = self._idle.pop()
-            if await line.is_quiet():
+            quiet = False
+            try:
+                quiet = await line.is_quiet()
+            finally:
+                if not quiet:
+                    line.end()
+            if quiet:
                 line.deadline, line.fresh = deadline, False
                 return line
-            line.end()
         return await Line.connect(self.settings, deadline)
 
     def take_back(self, line: Line, keep: bool) -> None:

@@ -53,7 +53,8 @@ class Event(Record):
             raise ProtocolError("an event is no JSON object", type="protocol")
         # What a later version says of an event must not hide how it is called.
         read = cls.read({**fields, "name": event.event, "id": event.id}, event.event)
-        return replace(read, extra={name: fields[name] for name in fields if name in read.extra or name in ("name", "id")})
+        kept = read.extra.keys() | {"name", "id"}
+        return replace(read, extra={name: it for name, it in fields.items() if name in kept})
 
 
 class Watch:

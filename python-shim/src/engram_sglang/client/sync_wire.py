@@ -1,4 +1,5 @@
-"""HTTP/1.1 for `Client`: `http.client` for requests and heads, over TCP or a Unix socket, with a time for all of an answer.
+"""HTTP/1.1 for `Client`, over TCP or a Unix socket, with a time for all of an answer: `http.client` writes requests and
+reads heads.
 
 An idle connection is kept, and used again while nothing came on it: a daemon that closed it has
 nothing more to say. One that breaks all the same before an answer begins is replaced once, for
@@ -47,14 +48,14 @@ class Line:
         self.fresh = True
         self.spoiled = False
         """Only a part of a request was sent: no other can follow."""
-        address = settings.address
+        address, patience = settings.address, min(deadline.left(), settings.timeout)
         if address.path is None:
-            self.socket = socket.create_connection((address.host, address.port), deadline.left())
+            self.socket = socket.create_connection((address.host, address.port), patience)
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         else:
             self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                self.socket.settimeout(deadline.left())
+                self.socket.settimeout(patience)
                 self.socket.connect(address.path)
             except BaseException:
                 self.socket.close()
