@@ -10,13 +10,17 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
 use super::{Gateway, GatewayError, Target};
-use crate::service::{ErrorKind, RestoreRequest, Selector, Service, ServiceError, TokenStream};
+use crate::service::{
+    ErrorKind, NO_TURN, RestoreRequest, Selector, Service, ServiceError, TokenStream,
+};
 use crate::types::SnapshotId;
 
 /// Heads that are remembered though nobody goes on there.
 const HEADS_MAX: usize = 16_384;
 /// How long an answered turn may take to be recorded.
 const RECORD_WAIT: Duration = Duration::from_secs(10);
+/// The same where a turn is named, perhaps another one.
+const NAMED_WAIT: Duration = Duration::from_secs(1);
 /// How long a snapshot stays in RAM for a request that is on its way to the server.
 const PREFETCH_PIN: Duration = Duration::from_secs(30);
 
@@ -54,14 +58,27 @@ impl Gateway {
     pub(super) async fn base(&self, target: &Target) -> Result<(Base, Option<Held>), GatewayError> {
         let head = self.head(&target.conversation);
         let named = target.turn.is_some() || target.branch.is_some();
-        let held = if named {
+        let mut held = if named {
             head.try_lock_owned().ok()
         } else {
             let wait = tokio::time::timeout(self.turn_wait, head.lock_owned()).await;
             Some(wait.map_err(|_| GatewayError::HeadTaken)?)
         };
-        if let Some(rid) = held.as_deref().and_then(Option::as_deref) {
-            self.recorded(&target.conversation, rid).await?;
+        // Who names a turn may mean the one that was just answered, and goes on without it if not.
+        let wait = if named { NAMED_WAIT } else { RECORD_WAIT };
+        if let Some(head) = &mut held
+            && let Some(rid) = head.as_deref()
+        {
+            let recorded = self.recorded(&target.conversation, rid, wait).await;
+            // Whether it was or not: it is waited for once, as it may be gone for good.
+            if !named || recorded.is_ok() {
+                **head = None;
+            }
+            match recorded {
+                Err(error) if !named => return Err(error),
+                Err(_) => held = None,
+                Ok(()) => {}
+            }
         }
         let latest = Selector::conversation(&target.conversation);
         let select = Selector {
@@ -71,7 +88,7 @@ impl Gateway {
         };
         let stream = match self.service.token_stream(&select).await {
             Ok(stream) => stream,
-            Err(error) if !named && is_unknown(&error) => {
+            Err(error) if !named && is_new(&error) => {
                 let base = Base {
                     is_head: true,
                     ..Base::default()
@@ -94,6 +111,11 @@ impl Gateway {
         Ok((Base::of(stream, is_head), held))
     }
 
+    /// What was answered there last is waited for no more: it was deleted.
+    pub fn forget(&self, conversation: &str) {
+        self.heads.lock().remove(conversation);
+    }
+
     fn head(&self, conversation: &str) -> Head {
         let mut heads = self.heads.lock();
         if heads.len() >= HEADS_MAX {
@@ -103,12 +125,17 @@ impl Gateway {
     }
 
     /// Waits until the turn of an answered request is recorded.
-    async fn recorded(&self, conversation: &str, rid: &str) -> Result<(), GatewayError> {
+    async fn recorded(
+        &self,
+        conversation: &str,
+        rid: &str,
+        wait: Duration,
+    ) -> Result<(), GatewayError> {
         let select = Selector {
             rid: Some(rid.to_owned()),
             ..Selector::conversation(conversation)
         };
-        let deadline = Instant::now() + RECORD_WAIT;
+        let deadline = Instant::now() + wait;
         let mut pause = Duration::from_millis(1);
         loop {
             match self.service.token_stream(&select).await {
@@ -154,6 +181,12 @@ fn is_finished(error: &ServiceError, rid: &str) -> bool {
 /// Nothing is known of the conversation, the request or the turn.
 fn is_unknown(error: &ServiceError) -> bool {
     error.kind() == ErrorKind::NotFound
+}
+
+/// There is nothing to go on from: the conversation is not known, or has rules and no turn yet.
+fn is_new(error: &ServiceError) -> bool {
+    let no_turn = matches!(error, ServiceError::TokensUnknown { why, .. } if *why == NO_TURN);
+    no_turn || is_unknown(error)
 }
 
 // === impl Base ===

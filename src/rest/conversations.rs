@@ -327,8 +327,11 @@ async fn remove(
     select: Selector,
     whole: bool,
 ) -> Result<Json<DeleteReply>, ApiError> {
+    let conversation = select.conversation_id.clone();
     let request = DeleteRequest { select, whole };
-    Ok(Json(shared.service()?.delete(request).await?))
+    let reply = shared.service()?.delete(request).await?;
+    shared.deleted(conversation.as_deref());
+    Ok(Json(reply))
 }
 
 /// The conversation of a path.

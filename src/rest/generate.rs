@@ -149,13 +149,28 @@ impl Sent {
     }
 }
 
+fn names_conversation(body: &[u8]) -> bool {
+    let name = b"conversation_id";
+    body.windows(name.len()).any(|bytes| bytes == name)
+}
+
 /// What a body asks of a conversation.
 pub(super) fn ask_of(body: &[u8], admitted: &Admitted) -> Result<Option<Ask>, ApiError> {
-    let Ok(Value::Object(mut body)) = serde_json::from_slice(body) else {
-        return Ok(None);
+    let mut body = match serde_json::from_slice(body) {
+        Ok(Value::Object(body)) => body,
+        Ok(_) => return Ok(None),
+        // Another reader might take it, and forget the conversation that it names.
+        Err(error) if names_conversation(body) => {
+            return Err(ApiError::invalid(format!("The body is not JSON: {error}")));
+        }
+        Err(_) => return Ok(None),
     };
     if body.get("conversation_id").is_none_or(Value::is_null) {
         return Ok(None);
+    }
+    if body.get("tenant").is_some_and(|tenant| !tenant.is_null()) {
+        let text = "Conversations of a tenant cannot be generated from yet: leave `tenant` out";
+        return Err(ApiError::invalid(text));
     }
     let mut text = |name: &str| match body.remove(name) {
         None | Some(Value::Null) => Ok(None),

@@ -193,10 +193,12 @@ pub async fn delete(
     mut body: Fields,
 ) -> Result<Json<Value>, ApiError> {
     let (select, whole) = delete_of(&mut body)?;
+    let conversation = select.conversation_id.clone();
     let reply = shared
         .service()?
         .delete(DeleteRequest { select, whole })
         .await?;
+    shared.deleted(conversation.as_deref());
     let DeleteReply {
         snapshots,
         names,

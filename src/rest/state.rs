@@ -78,6 +78,13 @@ impl Shared {
         live.gateway.as_ref().ok_or(GatewayError::NotConfigured)
     }
 
+    /// Something of a conversation was deleted: nobody waits there for what was answered last.
+    pub fn deleted(&self, conversation: Option<&str>) {
+        if let (Ok(gateway), Some(conversation)) = (self.gateway(), conversation) {
+            gateway.forget(conversation);
+        }
+    }
+
     /// The metrics.
     ///
     /// # Errors

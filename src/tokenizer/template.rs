@@ -18,7 +18,17 @@ pub(super) struct Template {
     environment: Environment<'static>,
     /// Names of special tokens, and their texts.
     special: Vec<(&'static str, String)>,
+    /// It takes a message's content as a list of parts.
+    parts: bool,
 }
+
+/// How a template goes through the parts of a content.
+const LOOPS: [&str; 4] = [
+    "in message.content",
+    "in message['content']",
+    "in message[\"content\"]",
+    "in content",
+];
 
 // === impl Template ===
 
@@ -38,12 +48,14 @@ impl Template {
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", refuse);
         environment.add_filter("tojson", to_json);
+        let parts = LOOPS.iter().any(|text| source.contains(text));
         environment
             .add_template_owned(NAME, source)
             .map_err(|error| format!("the chat template: {error}"))?;
         Ok(Template {
             environment,
             special,
+            parts,
         })
     }
 
@@ -54,7 +66,8 @@ impl Template {
             generation,
             extra,
         } = *chat;
-        let messages: Vec<Item> = messages.iter().map(message).collect();
+        let messages = messages.iter().map(|it| message(it, self.parts));
+        let messages: Vec<Item> = messages.collect();
         let special = self.special.iter().map(|(name, text)| (*name, text));
         let special: Item = special
             .map(|(name, text)| (name, Item::from(text.clone())))
@@ -79,14 +92,20 @@ impl Template {
     }
 }
 
-/// A message with the arguments of its tool calls as values: clients send them as text, templates
-/// take them as they are.
-fn message(message: &Value) -> Item {
-    let has_calls = message.get("tool_calls").is_some_and(Value::is_array);
-    if !has_calls {
-        return Item::from_serialize(message);
-    }
+/// A message as SGLang gives it to a template: without what is null, parts of text as one text where
+/// the template takes no parts, and the arguments of its tool calls as values, as clients send them as
+/// text.
+fn message(message: &Value, parts: bool) -> Item {
     let mut message = message.clone();
+    if let Some(fields) = message.as_object_mut() {
+        fields.retain(|_, value| !value.is_null());
+    }
+    if let Some(content) = message.get_mut("content")
+        && let Some(list) = content.as_array().filter(|_| !parts)
+    {
+        let texts = list.iter().filter_map(|part| part.get("text")?.as_str());
+        *content = texts.collect::<Vec<_>>().join(" ").into();
+    }
     let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
     for call in calls.into_iter().flatten() {
         if let Some(arguments) = call.pointer_mut("/function/arguments")

@@ -133,3 +133,18 @@ fn bad_files_are_named() {
     let error = tokenizer.render(&chat(&[], true)).unwrap_err();
     assert!(matches!(error, TokenizerError::NoTemplate));
 }
+
+#[test]
+fn parts_of_text_are_one_text_unless_the_template_takes_parts() {
+    let message = |content: Value| [json!({ "role": "user", "content": content })];
+    let parts = json!([{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }]);
+    let (_folder, tokenizer) = made(CHATML);
+    let rendered = |content| tokenizer.render(&chat(&message(content), false)).unwrap();
+    assert_eq!(rendered(parts.clone()), "<|im_start|>user\na b<|im_end|>\n");
+    assert_eq!(rendered(Value::Null), "<|im_start|>user\n<|im_end|>\n");
+    let loops = "{% for message in messages %}{% for part in message.content %}[{{ part.text }}]\
+                 {% endfor %}{% endfor %}";
+    let (_folder, tokenizer) = made(loops);
+    let text = tokenizer.render(&chat(&message(parts), false));
+    assert_eq!(text.unwrap(), "[a][b]");
+}

@@ -112,7 +112,9 @@ impl Upstream {
     /// All of [`UpstreamError`].
     pub async fn events(&self, path: &str, body: &Value) -> Result<Events, UpstreamError> {
         let deadline = self.deadline();
-        let response = self.ask(path, body, deadline).await?;
+        // The first piece comes with the head.
+        let first = deadline.min(Instant::now() + self.inner.limits.idle);
+        let response = self.ask(path, body, first).await?;
         let streams = response
             .headers()
             .get(CONTENT_TYPE)

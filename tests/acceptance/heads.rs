@@ -154,3 +154,60 @@ fn ids_are_echoed_and_belong_to_one_request() {
         assert_eq!(stage.daemon.post("/v1/generate", &other).status, 200);
     });
 }
+
+#[test]
+fn what_was_deleted_is_not_waited_for() {
+    let stage = Stage::new(&[]);
+    let (a, b, c) = (tokens(1, 100), tokens(2, 20), tokens(3, 20));
+    stage.generate("c", &a, 8);
+    stage.generate("c", &b, 8);
+    wait_for("both turns", || {
+        let row = stage.daemon.get("/v1/conversations/c").json();
+        (row["turns"].as_array()?.len() == 2).then_some(())
+    });
+    assert_eq!(delete(&stage, "/v1/conversations/c/turns/2"), 200);
+    let on = stage.generate("c", &c, 8);
+    assert_eq!(number(&on, "/engram/from_turn"), 1);
+    wait_for("its turn", || {
+        let row = stage.daemon.get("/v1/conversations/c").json();
+        (row["turns"].as_array()?.len() == 2).then_some(())
+    });
+    assert_eq!(delete(&stage, "/v1/conversations/c"), 200);
+    let anew = stage.generate("c", &c, 8);
+    assert_eq!(ids(&anew), stage.truth(&c, 8));
+}
+
+#[test]
+fn a_policy_may_come_before_the_first_turn() {
+    let stage = Stage::new(&[]);
+    let json = [("Content-Type", "application/json")];
+    let path = "/v1/conversations/early/policy";
+    let body = br#"{"policy":"every_turn"}"#;
+    let put = stage.daemon.place().request("PUT", path, &json, body);
+    assert!(put.unwrap().status < 300);
+    let first = tokens(1, 50);
+    let answer = stage.generate("early", &first, 8);
+    assert_eq!(ids(&answer), stage.truth(&first, 8));
+}
+
+#[test]
+fn a_body_that_cannot_be_read_never_loses_its_conversation() {
+    let stage = Stage::new(&[]);
+    for body in [
+        r#"{"conversation_id":"c","messages":[{"role":"user","content":"\ud83d"}]}"#,
+        r#"{"conversation_id":"c","temperature":NaN,"messages":[]}"#,
+    ] {
+        let json = [("Content-Type", "application/json")];
+        let path = "/v1/chat/completions";
+        let answer = stage
+            .daemon
+            .place()
+            .request("POST", path, &json, body.as_bytes());
+        assert_eq!(answer.unwrap().status, 400, "{body}");
+    }
+}
+
+fn delete(stage: &Stage, path: &str) -> u16 {
+    let answer = stage.daemon.place().request("DELETE", path, &[], b"");
+    answer.unwrap().status
+}

@@ -53,7 +53,7 @@ pub use marks::Mark;
 pub use parts::{
     Conversation, ConversationKey, Deferred, Ending, Live, NoRoom, Origin, Owner, Pace, Turn,
 };
-pub use select::{Found, Need, Pick};
+pub use select::{Found, NO_TURN, Need, Pick};
 pub use shelf::IN_RAM;
 pub use stored::MAX_BRANCHES;
 pub use stream::TokenStream;

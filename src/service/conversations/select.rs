@@ -7,6 +7,9 @@ use super::super::error::ServiceError;
 use super::{Conversation, ConversationKey, Conversations, Live, NoRoom, Turn};
 use crate::types::SnapshotId;
 
+/// Why the tokens of a conversation are not known that never had any.
+pub const NO_TURN: &str = "no turn of it has finished";
+
 /// What a selector without `snapshot_id` named.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
@@ -81,7 +84,7 @@ impl Conversations {
                 let latest = turns.max_by_key(|turn| (turn.finished, turn.number));
                 latest.ok_or_else(|| ServiceError::TokensUnknown {
                     name: rid.unwrap_or(&key.name).to_owned(),
-                    why: "no turn of it has finished",
+                    why: NO_TURN,
                 })?
             }
         };
