@@ -23,7 +23,7 @@ const REFUSED: [&str; 3] = [
     "return_hidden_states",
 ];
 /// Asks the server how much of the prompt was cached.
-const DETAILS: &str = "return_cached_tokens_details";
+pub(super) const DETAILS: &str = "return_cached_tokens_details";
 
 // === impl Gateway ===
 

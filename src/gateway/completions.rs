@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::body::{OTHER_INPUT, look, one_answer, refuse, take};
-use super::chat::finish;
+use super::chat::{DETAILS, finish};
 use super::chat_stream::{ChatStream, Wanted};
 use super::compose::Composed;
 use super::generate::{Order, facts};
@@ -66,9 +66,7 @@ impl Gateway {
         // This endpoint takes tokens under another name.
         order.body.remove("input_ids");
         order.body.insert("prompt".into(), json!(composed.tokens));
-        order
-            .body
-            .insert("return_cached_tokens_details".into(), true.into());
+        order.body.insert(DETAILS.into(), true.into());
         if stream {
             order.ask_usage();
             let (events, order) = order.events(PATH).await?;

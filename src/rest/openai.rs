@@ -1,6 +1,8 @@
 //! `POST /v1/chat/completions` and `POST /v1/completions`: with a `conversation_id` the body has
 //! only what is new; without one it passes through as it is.
 
+use std::sync::Arc;
+
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
@@ -9,6 +11,7 @@ use super::error::ApiError;
 use super::generate::{Sent, answer, refusal};
 use super::guard::Admitted;
 use super::state::Shared;
+use crate::gateway::{Ask, Gateway, GatewayError, Reply};
 
 /// `POST /v1/chat/completions`
 pub async fn chat(
@@ -16,17 +19,10 @@ pub async fn chat(
     Extension(admitted): Extension<Admitted>,
     request: Request,
 ) -> Response {
-    let work = async {
-        let sent = Sent::read(request).await?;
-        match sent.ask(&admitted).map_err(ApiError::into_response)? {
-            Some(ask) => {
-                let gateway = shared.gateway().map_err(refusal)?;
-                gateway.chat(ask).await.map_err(refusal)
-            }
-            None => sent.pass(&shared, &admitted).await,
-        }
-    };
-    answer(work.await)
+    go_on(&shared, &admitted, request, |gateway, ask| async move {
+        gateway.chat(ask).await
+    })
+    .await
 }
 
 /// `POST /v1/completions`
@@ -35,14 +31,30 @@ pub async fn complete(
     Extension(admitted): Extension<Admitted>,
     request: Request,
 ) -> Response {
+    go_on(&shared, &admitted, request, |gateway, ask| async move {
+        gateway.complete(ask).await
+    })
+    .await
+}
+
+/// Goes on with the conversation that the body names, or passes the request through.
+async fn go_on<F>(
+    shared: &Shared,
+    admitted: &Admitted,
+    request: Request,
+    with: impl FnOnce(Arc<Gateway>, Ask) -> F,
+) -> Response
+where
+    F: Future<Output = Result<Reply, GatewayError>>,
+{
     let work = async {
         let sent = Sent::read(request).await?;
-        match sent.ask(&admitted).map_err(ApiError::into_response)? {
+        match sent.ask(admitted).map_err(ApiError::into_response)? {
             Some(ask) => {
                 let gateway = shared.gateway().map_err(refusal)?;
-                gateway.complete(ask).await.map_err(refusal)
+                with(Arc::clone(gateway), ask).await.map_err(refusal)
             }
-            None => sent.pass(&shared, &admitted).await,
+            None => sent.pass(shared, admitted).await,
         }
     };
     answer(work.await)
