@@ -1,7 +1,7 @@
 //! The start of a daemon with many snapshots, and what it does then.
 //!
 //! ```text
-//! cargo bench --bench catalog --features testing -- SNAPSHOTS [FOLDER] [sparse]
+//! cargo bench --bench catalog --features testing -- SNAPSHOTS [FOLDER] [sparse|whole]
 //! ```
 //!
 //! Makes a store of SNAPSHOTS (default 20,000) in conversations of 50 turns, over 100 system prompts
@@ -9,8 +9,9 @@
 //! turns of 64. The tokens of every turn are unique. Manifests, conversations, catalog and token log
 //! are those of a daemon; files of objects are not made, as a start with a catalog never looks at
 //! them. With `sparse` all manifests of one folder are made, and the first of each other: a start
-//! looks at the folders' times alone, and the disk need not hold a million files. Every start runs in
-//! a process of its own.
+//! looks at the folders' times alone, and the disk need not hold a million files. With `whole` all
+//! files of objects are made, too, and what is measured is `engram fsck`, with all bytes verified and
+//! with `--fast`. Every start runs in a process of its own.
 
 mod numbers;
 
@@ -31,7 +32,7 @@ use engram::{
     store::{
         self, ConversationRef, DiskConfig, Manifest, ObjectRef, Store, TurnRef,
         catalog::{PlacedTokens, TokenRun},
-        sample,
+        fsck, sample,
     },
     types::{Generation, Millis, Namespace, ObjectKind, SnapshotId, TierKind, TokenId, TokenRange},
     util::clock::{Clock, SystemClock},
@@ -198,7 +199,8 @@ impl Talk {
     }
 }
 
-fn make(folder: &Path, snapshots: u32, sparse: bool) {
+fn make(folder: &Path, snapshots: u32, (sparse, whole): (bool, bool)) {
+    let geometry = sample::geometry();
     let started = Instant::now();
     let (store, _) = open(folder);
     let manifests = store.manifests.as_ref().expect("a disk tier");
@@ -230,6 +232,19 @@ fn make(folder: &Path, snapshots: u32, sparse: bool) {
                 let (manifest, new) = talk.turn(*number, turn, now);
                 let known = talk.tokens.get(..talk.at as usize).expect("its tokens");
                 index.insert(&key(), known, new).expect("a good snapshot");
+                if whole {
+                    let own = &talk.tokens[from as usize..manifest.boundary as usize];
+                    for meta in manifest.objects(&geometry) {
+                        match meta.kind {
+                            ObjectKind::State => store.plant_object(&meta, &[]),
+                            ObjectKind::Kv if meta.range.start == from => {
+                                store.plant_object(&meta, own)
+                            }
+                            ObjectKind::Kv => Ok(()),
+                        }
+                        .expect("an object");
+                    }
+                }
                 let clock = Instant::now();
                 let mut place =
                     |after| placed(&index, &manifest.snapshot, if after { from } else { 0 });
@@ -436,6 +451,23 @@ fn folder_sizes(folder: &Path) {
     }
 }
 
+/// `engram fsck`.
+fn check(folder: &Path, fast: bool) {
+    let options = fsck::Options {
+        path: folder.join("data"),
+        repair: false,
+        fast,
+        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        quarantine: 0,
+    };
+    let started = Instant::now();
+    let report = fsck::check(&options, &SystemClock::new(), &|_| {}).expect("a store");
+    let took = started.elapsed();
+    let findings = report.findings.len();
+    println!("fsck (fast: {fast}): {took:.1?}, {findings} findings");
+    assert_eq!(findings, 0, "{:?}", report.findings.first());
+}
+
 fn again(folder: &Path, how: &str) {
     let this = std::env::current_exe().expect("this program");
     let status = Command::new(this)
@@ -468,13 +500,20 @@ fn main() {
     let kept = args.get(1).map(PathBuf::from);
     let temporary = tempfile::tempdir().expect("a folder");
     let folder = kept.unwrap_or_else(|| temporary.path().to_owned());
+    let whole = args.iter().any(|arg| arg == "whole");
     if !folder.join("data").exists() {
         let sparse = args.iter().any(|arg| arg == "sparse");
-        make(&folder, snapshots, sparse);
+        make(&folder, snapshots, (sparse, whole));
         // A folder that was changed just now may hide a change.
         std::thread::sleep(Duration::from_secs(4));
     }
     folder_sizes(&folder);
+    if whole {
+        for fast in [false, true] {
+            check(&folder, fast);
+        }
+        return;
+    }
     for how in [
         "closed",
         "closed",

@@ -1,9 +1,9 @@
 //! A start with the catalog: what was on disk when the daemon ended is known without reading it.
 //!
 //! # What
-//! The rows of the catalog go straight into the index, the table of objects and the records. Three
-//! threads share the work: one fills the index, one the objects, one the conversations. A
-//! snapshot whose row is no longer right is read from its manifest, as all are without a catalog.
+//! The rows of the catalog go straight into the index, the table of objects and the records. Threads
+//! share the work: one decodes rows and one puts them into the index, one fills the table of objects,
+//! some read conversations and one takes them. A snapshot whose row is no longer right is read from its manifest, as all are without a catalog.
 //!
 //! # Tokens
 //! Prompts are compared with the token log, so what it says must be what was written. A small log is
@@ -15,20 +15,20 @@
 
 mod filling;
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use self::filling::Filling;
+use self::filling::{Decoded, Filling};
 use super::Service;
-use super::conversations::Conversations;
+use super::conversations::{Back, ConversationKey, Conversations, Turn};
 use super::core::{Model, Record, Removal};
 use super::save_state::SaveState;
 use super::startup::Shared;
-use crate::index::{Index, Placing, Spot, TreeKey};
+use crate::index::{Index, Loader, Placing, Spot, TreeKey};
 use crate::pool::Geometry;
-use crate::store::catalog::{Image, PlacedTokens, Row, Stale, TokenRun};
-use crate::store::{DiskTier, Recalled, Refs, StoreError, TokenLog};
+use crate::store::catalog::{Image, PlacedTokens, Stale, TokenRun};
+use crate::store::{ConversationRef, Recalled, Refs, StoreError, TokenLog};
 use crate::types::{Generation, Millis, Namespace, SnapshotId, Tokens};
 use crate::util::id_map::IdMap;
 
@@ -38,6 +38,8 @@ const TELL: Duration = Duration::from_secs(5);
 const LOOK: u32 = 256;
 /// A token log up to so many tokens is verified before the daemon is ready.
 const VERIFY_FIRST: u64 = 16 << 20;
+/// Threads that read conversations.
+const READERS: usize = 4;
 /// Runs of tokens that are verified without a pause.
 const VERIFY_AT_ONCE: usize = 256;
 
@@ -71,11 +73,26 @@ struct Recorded {
     generation: Generation,
 }
 
+/// Rows that have their places.
+struct Entered {
+    loader: Loader<TokenLog>,
+    placed: Vec<Recorded>,
+    /// To be read from their manifests.
+    again: Vec<SnapshotId>,
+    /// Second snapshots of a prefix.
+    twice: Vec<SnapshotId>,
+    unverified: Vec<Unverified>,
+    /// Tokens of rows that are in the catalog and not in the index.
+    unused: Vec<TokenRun>,
+}
+
 /// What the rows gave.
 struct Filled {
     index: Index<TokenLog>,
     records: IdMap<SnapshotId, Record>,
     found: Vec<(Millis, SnapshotId)>,
+    /// Turns whose snapshots have no record.
+    missing: Vec<(ConversationKey, Turn)>,
     /// To be read from their manifests.
     again: Vec<SnapshotId>,
     /// Second snapshots of a prefix.
@@ -90,6 +107,56 @@ fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     match thread.join() {
         Ok(it) => it,
         Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// Brings the index to what holds between any two calls, and makes the records meanwhile.
+fn finish(entered: Entered, owners: &[Option<Common>], conversations: &Conversations) -> Filled {
+    let Entered {
+        loader,
+        placed,
+        again,
+        twice,
+        unverified,
+        unused,
+    } = entered;
+    let parents: Vec<_> = placed.iter().map(|it| loader.parent(it.spot)).collect();
+    let mut found = Vec::with_capacity(placed.len());
+    let mut records = IdMap::with_capacity_and_hasher(placed.len(), Default::default());
+    let (index, missing) = thread::scope(|scope| {
+        let index = scope.spawn(|| loader.finish());
+        for (it, parent) in placed.into_iter().zip(parents) {
+            let Some(Some(common)) = owners.get(it.owner as usize) else {
+                continue;
+            };
+            found.push((it.created, it.snapshot));
+            let record = Record {
+                model: Arc::clone(&common.model),
+                namespace: Arc::clone(&common.namespace),
+                state: SaveState::Durable,
+                generation: it.generation,
+                parent,
+                created: it.created,
+                conversation: None,
+                rid: None,
+                written: 0,
+                failure: None,
+                waiters: 0,
+            };
+            records.insert(it.snapshot, record);
+        }
+        let missing = conversations.name_records(&mut records);
+        (joined(index), missing)
+    });
+    Filled {
+        index,
+        unused,
+        records,
+        found,
+        missing,
+        again,
+        twice,
+        unverified,
     }
 }
 
@@ -145,14 +212,22 @@ impl Service {
         let log = self.store.token_log_of(&recalled.image)?;
         let Recalled { image, more, bad } = &mut recalled;
         let image = &*image;
-        let (filled, conversations) = thread::scope(|scope| {
-            let objects = scope.spawn(|| manifests.take_objects(image, more, bad));
+        let owners: Vec<Option<Common>> = image
+            .owners()
+            .iter()
+            .map(|owner| Common::of(owner, disk))
+            .collect();
+        let (placed, objects, names) = thread::scope(|scope| {
+            let (send, rows) = filling::batches();
+            scope.spawn(|| filling::decode_all(image, &owners, send));
             let names = scope.spawn(|| self.recall_conversations(image, self.store.refs.as_ref()));
-            let filled = self.fill(disk, image, log);
-            let (objects, names) = (joined(objects), joined(names));
-            (filled, objects.and(names))
+            let objects = scope.spawn(|| manifests.take_objects(image, more, bad));
+            let placed = self.place_all(image, &owners, log, rows);
+            (placed, joined(objects), joined(names))
         });
-        let (conversations, branches) = conversations?;
+        objects?;
+        let (conversations, branches) = names?;
+        let filled = finish(placed, &owners, &conversations);
         for bad in &recalled.bad {
             tracing::warn!(?bad, "A snapshot went to quarantine");
         }
@@ -170,20 +245,24 @@ impl Service {
         &self,
         image: &Image,
         refs: Option<&Refs>,
-    ) -> Result<(Conversations, Vec<crate::store::ConversationRef>), StoreError> {
+    ) -> Result<(Conversations, Vec<ConversationRef>), StoreError> {
         let mut conversations = Conversations::default();
         let mut branches = Vec::new();
         let Some(refs) = refs else {
             return Ok((conversations, branches));
         };
         conversations.reserve(image.snapshots());
-        refs.scan(&mut |conversation| match conversation {
-            Ok(mut conversation) => {
-                let turns = std::mem::take(&mut conversation.turns);
-                conversations.recall(&conversation, turns, |_| true);
-                if !conversation.branches.is_empty() || !conversation.marks.is_empty() {
-                    branches.push(conversation);
-                }
+        let make = |mut stored: ConversationRef| {
+            let turns = std::mem::take(&mut stored.turns);
+            let back = Back::new(&stored, turns, |_| true);
+            let more = !stored.branches.is_empty() || !stored.marks.is_empty();
+            (back, more.then_some(stored))
+        };
+        let threads = thread::available_parallelism().map_or(1, |count| count.get().min(READERS));
+        refs.scan_by(threads, &make, &mut |made| match made {
+            Ok((back, stored)) => {
+                conversations.take_back(back, stored.is_none());
+                branches.extend(stored);
             }
             Err(bad) => tracing::warn!(?bad, "A conversation went to quarantine"),
         })?;
@@ -191,22 +270,22 @@ impl Service {
     }
 
     /// Puts all rows into an index.
-    fn fill(&self, disk: &DiskTier, image: &Image, log: TokenLog) -> Filled {
+    fn place_all(
+        &self,
+        image: &Image,
+        owners: &[Option<Common>],
+        log: TokenLog,
+        batches: mpsc::Receiver<Vec<Result<Decoded, (u32, SnapshotId)>>>,
+    ) -> Entered {
         let tiers = self.core.lock().index.tiers();
-        let verify_first = log.len() <= VERIFY_FIRST;
-        let owners: Vec<Option<Common>> = image
-            .owners()
-            .iter()
-            .map(|owner| Common::of(owner, disk))
-            .collect();
         let count = image.snapshots();
+        let verify_first = log.len() <= VERIFY_FIRST;
         let mut filling = Filling {
             image,
-            owners: &owners,
+            owners,
             loader: Index::loader(log, tiers, count),
-            spots: Vec::new(),
+            spots: Vec::with_capacity(count),
             edges: Vec::new(),
-            parts: Vec::new(),
             verify_first,
             unverified: Vec::new(),
         };
@@ -214,63 +293,43 @@ impl Service {
         let (mut again, mut twice) = (Vec::new(), Vec::new());
         let mut unused = Vec::new();
         let mut progress = Progress::new(self);
-        let mut row = Row::blank();
-        for number in image.numbers() {
-            if !image.row(number, &mut row) {
-                continue;
-            }
-            match filling.place(number, &row) {
-                Some(Placing::Fresh(spot)) => placed.push(Recorded {
-                    snapshot: row.snapshot,
-                    spot,
-                    owner: row.owner,
-                    created: row.created,
-                    generation: row.generation,
-                }),
-                Some(Placing::Standing(_)) => {
-                    twice.push(row.snapshot);
-                    unused.extend(image.runs_of(number));
+        for mut batch in batches {
+            filling.foresee(batch.iter().filter_map(|row| row.as_ref().ok()));
+            for row in &mut batch {
+                let (number, snapshot, placing) = match row {
+                    Ok(row) => (row.number, row.snapshot, filling.place(row)),
+                    Err((number, snapshot)) => (*number, *snapshot, None),
+                };
+                match (placing, row) {
+                    (Some(Placing::Fresh(spot)), Ok(row)) => placed.push(Recorded {
+                        snapshot,
+                        spot,
+                        owner: row.owner,
+                        created: row.created,
+                        generation: row.generation,
+                    }),
+                    (Some(_), _) => {
+                        twice.push(snapshot);
+                        unused.extend(image.runs_of(number));
+                    }
+                    (None, _) => {
+                        again.push(snapshot);
+                        unused.extend(image.runs_of(number));
+                    }
                 }
-                None => {
-                    again.push(row.snapshot);
-                    unused.extend(image.runs_of(number));
-                }
+                progress.tell(|| format!("{number} of {count} snapshots"));
             }
-            progress.tell(|| format!("{number} of {count} snapshots"));
         }
         let Filling {
             loader, unverified, ..
         } = filling;
-        let mut records = IdMap::with_capacity_and_hasher(count, Default::default());
-        let mut found = Vec::with_capacity(count);
-        for it in placed {
-            let Some(Some(common)) = owners.get(it.owner as usize) else {
-                continue;
-            };
-            found.push((it.created, it.snapshot));
-            let record = Record {
-                model: Arc::clone(&common.model),
-                namespace: Arc::clone(&common.namespace),
-                state: SaveState::Durable,
-                generation: it.generation,
-                parent: loader.parent(it.spot),
-                created: it.created,
-                conversation: None,
-                rid: None,
-                written: 0,
-                failure: None,
-                waiters: 0,
-            };
-            records.insert(it.snapshot, record);
-        }
-        Filled {
-            index: loader.finish(),
-            unused,
-            records,
-            found,
+        Entered {
+            loader,
+            placed,
             again,
             twice,
             unverified,
+            unused,
         }
     }
 
@@ -278,13 +337,14 @@ impl Service {
     fn take_over(
         &self,
         filled: Filled,
-        (conversations, branches): (Conversations, Vec<crate::store::ConversationRef>),
+        (conversations, branches): (Conversations, Vec<ConversationRef>),
         more: Vec<crate::store::Manifest>,
     ) -> Vec<(Millis, SnapshotId)> {
         let Filled {
             mut index,
             records,
             mut found,
+            missing,
             again,
             twice,
             unverified,
@@ -339,7 +399,7 @@ impl Service {
         }
         let mut core = self.core.lock();
         core.queue.remove(bad);
-        core.name_records();
+        core.name_missing(missing);
         for conversation in branches {
             core.name_branches(&conversation);
         }

@@ -84,15 +84,21 @@ pub(crate) fn encode<T: Record>(record: &T) -> Result<Vec<u8>, Bad> {
 
 /// The record in a file's bytes.
 pub(crate) fn decode<T: Record>(bytes: &[u8]) -> Result<T, Bad> {
-    if let Ok(Probe { format_version }) = serde_json::from_slice(bytes)
-        && !(u64::from(T::OLDEST)..=u64::from(T::FORMAT)).contains(&format_version)
-    {
-        return Err(Bad {
-            reason: Reason::Version,
-            detail: format!("format version {format_version}, known is {}", T::FORMAT),
-            version: Some(format_version),
-        });
-    }
+    // What has another version need not have this one's checksum or fields.
+    decode_known(bytes).map_err(|bad| other_version::<T>(bytes).unwrap_or(bad))
+}
+
+fn other_version<T: Record>(bytes: &[u8]) -> Option<Bad> {
+    let Probe { format_version } = serde_json::from_slice(bytes).ok()?;
+    let known = (u64::from(T::OLDEST)..=u64::from(T::FORMAT)).contains(&format_version);
+    (!known).then(|| Bad {
+        reason: Reason::Version,
+        detail: format!("format version {format_version}, known is {}", T::FORMAT),
+        version: Some(format_version),
+    })
+}
+
+fn decode_known<T: Record>(bytes: &[u8]) -> Result<T, Bad> {
     let damaged = || Bad::new(Reason::Checksum, "the bytes do not have their checksum");
     let start = bytes
         .len()
@@ -107,7 +113,8 @@ pub(crate) fn decode<T: Record>(bytes: &[u8]) -> Result<T, Bad> {
     if !whole {
         return Err(damaged());
     }
-    let mut json = body.to_vec();
+    let mut json = Vec::with_capacity(body.len() + 1);
+    json.extend_from_slice(body);
     json.push(b'}');
     let mut record: T = serde_json::from_slice(&json).map_err(|error| {
         let detail = error.to_string();
@@ -118,10 +125,14 @@ pub(crate) fn decode<T: Record>(bytes: &[u8]) -> Result<T, Bad> {
         };
         Bad::new(reason, detail)
     })?;
+    let invalid = |detail: String| Bad::new(Reason::Invalid, detail);
+    if !(T::OLDEST..=T::FORMAT).contains(&record.format_version()) {
+        return Err(invalid("another version".into()));
+    }
     record
         .upgrade()
         .and_then(|()| record.check())
-        .map_err(|detail| Bad::new(Reason::Invalid, detail))?;
+        .map_err(invalid)?;
     Ok(record)
 }
 

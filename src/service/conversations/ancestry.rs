@@ -39,6 +39,18 @@ impl Prints {
         *self.lengths.entry(tokens).or_default() += 1;
     }
 
+    /// A turn of a conversation that no client named.
+    pub(super) fn learn_turn(&mut self, key: &ConversationKey, turn: &Turn) {
+        if let Some(print) = turn.print {
+            self.learn(Known {
+                key: key.clone(),
+                turn: turn.number,
+                tokens: turn.total_tokens,
+                print,
+            });
+        }
+    }
+
     pub(super) fn forget(&mut self, key: &ConversationKey, turn: &Turn) {
         let Some(print) = turn.print else { return };
         let its = |known: &Known| known.key == *key && known.turn == turn.number;
@@ -114,13 +126,6 @@ impl Conversations {
         let Some(turn) = conversation.and_then(|it| it.turn(number)) else {
             return;
         };
-        if let Some(print) = turn.print {
-            self.prints.learn(Known {
-                key: key.clone(),
-                turn: turn.number,
-                tokens: turn.total_tokens,
-                print,
-            });
-        }
+        self.prints.learn_turn(key, turn);
     }
 }

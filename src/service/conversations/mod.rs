@@ -45,6 +45,8 @@ mod view;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::types::{Millis, SnapshotId};
 use crate::util::id_map::IdMap;
 
@@ -55,7 +57,7 @@ pub use parts::{
 };
 pub use select::{Found, NO_TURN, Need, Pick};
 pub use shelf::IN_RAM;
-pub use stored::MAX_BRANCHES;
+pub use stored::{Back, MAX_BRANCHES};
 pub use stream::TokenStream;
 pub use tail::{Chain, Tail, digest_of, print_of};
 pub use view::{
@@ -74,7 +76,7 @@ pub struct Conversations {
     /// The conversation that a request belonged to last.
     rids: HashMap<(Option<Arc<str>>, Arc<str>), ConversationKey>,
     /// Which conversations name a snapshot, by turn or by branch.
-    names: IdMap<SnapshotId, Vec<ConversationKey>>,
+    names: IdMap<SnapshotId, SmallVec<[ConversationKey; 1]>>,
     /// The conversation of each open request.
     open: HashMap<Owner, ConversationKey>,
     /// Changed since the last [`Conversations::take_dirty`].

@@ -103,7 +103,9 @@ impl Conversations {
 
     /// The conversations that name it.
     pub fn named_by(&self, snapshot: SnapshotId) -> &[ConversationKey] {
-        self.names.get(&snapshot).map_or(&[], Vec::as_slice)
+        self.names
+            .get(&snapshot)
+            .map_or(&[], |keys| keys.as_slice())
     }
 
     /// How many turns and branches name it.

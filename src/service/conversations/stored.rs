@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use super::super::core::{Core, Record};
 use super::super::saving::SavingRules;
-use super::{Conversation, ConversationKey, Conversations, Known, Mark, Origin, Owner, Tail, Turn};
+use super::{
+    Conversation, ConversationKey, Conversations, Known, Mark, Origin, Owner, Tail, Turn, tail,
+};
 use crate::index::Pin;
 use crate::proto::channel::layout::Finish;
 use crate::store::{ConversationRef, MarkRef, OriginRef, RulesRef, TurnRef};
@@ -33,6 +35,13 @@ struct Room {
     turns: usize,
     tokens: usize,
     said: usize,
+}
+
+/// A conversation as its record has it, on its way back.
+pub struct Back {
+    key: ConversationKey,
+    conversation: Conversation,
+    weight: usize,
 }
 
 // === impl Core ===
@@ -197,27 +206,17 @@ impl Core {
         self.name_branches(&stored);
     }
 
-    /// Every record learns the conversation and the request that it belongs to; names of snapshots
-    /// that did not come back are forgotten.
-    pub fn name_records(&mut self) {
-        let Self {
-            conversations,
-            records,
-            ..
-        } = self;
-        let mut lost = Vec::new();
-        for (key, conversation) in conversations.iter() {
-            for turn in &conversation.turns {
-                if !name_record(records, key, turn) {
-                    lost.extend(turn.snapshot);
-                }
+    /// Turns whose snapshots had no record: names of those that still have none are forgotten.
+    pub fn name_missing(&mut self, missing: Vec<(ConversationKey, Turn)>) {
+        for (key, turn) in missing {
+            if !name_record(&mut self.records, &key, &turn)
+                && let Some(id) = turn.snapshot
+            {
+                self.conversations.lost(id, None);
             }
         }
-        for id in lost {
-            conversations.lost(id, None);
-        }
         // What was just read need not be written.
-        conversations.take_dirty();
+        self.conversations.take_dirty();
     }
 
     /// The branches and marks of a conversation come back.
@@ -248,6 +247,23 @@ impl Core {
 // === impl Conversations ===
 
 impl Conversations {
+    /// Every record learns the conversation and the request that it belongs to. Gives the turns whose
+    /// snapshots have no record.
+    pub fn name_records(
+        &self,
+        records: &mut IdMap<SnapshotId, Record>,
+    ) -> Vec<(ConversationKey, Turn)> {
+        let mut missing = Vec::new();
+        for (key, conversation) in &self.all {
+            for turn in &conversation.turns {
+                if !name_record(records, key, turn) {
+                    missing.push((key.clone(), turn.clone()));
+                }
+            }
+        }
+        missing
+    }
+
     /// Makes room for the turns of so many snapshots.
     pub fn reserve(&mut self, snapshots: usize) {
         self.names.reserve(snapshots);
@@ -262,19 +278,63 @@ impl Conversations {
         turns: Vec<TurnRef>,
         known: impl Fn(&SnapshotId) -> bool,
     ) -> ConversationKey {
+        let back = Back::new(stored, turns, known);
+        let key = back.key.clone();
+        let all = stored.branches.is_empty() && stored.marks.is_empty();
+        self.take_back(back, all);
+        key
+    }
+
+    /// What was made of a record takes its place, in one go. It need not be written. `all`: nothing
+    /// else comes back of it.
+    pub fn take_back(&mut self, back: Back, all: bool) {
+        let Back {
+            key,
+            conversation,
+            weight,
+        } = back;
+        for turn in &conversation.turns {
+            let rid = (key.tenant.clone(), Arc::clone(&turn.rid));
+            self.rids.entry(rid).or_insert_with(|| key.clone());
+            if let Some(id) = turn.snapshot {
+                self.name(id, &key);
+            }
+            if conversation.unnamed {
+                self.prints.learn_turn(&key, turn);
+            }
+        }
+        self.weigh(0, weight);
+        let empty = all && conversation.turns.is_empty() && conversation.rules.is_none();
+        if !empty {
+            self.all.insert(key, conversation);
+        }
+        self.shelve(super::shelf::IN_RAM, true);
+    }
+}
+
+// === impl Back ===
+
+impl Back {
+    /// Reads a record, without its branches. Snapshots that are not `known` are forgotten.
+    pub fn new(
+        stored: &ConversationRef,
+        turns: Vec<TurnRef>,
+        known: impl Fn(&SnapshotId) -> bool,
+    ) -> Self {
         let key = ConversationKey::new(stored.tenant.as_deref(), &stored.conversation);
         let origin = stored.origin.as_ref().map(|origin| Origin {
             conversation: Arc::from(origin.conversation.as_str()),
             turn: origin.turn,
         });
-        let conversation = Conversation {
+        let mut conversation = Conversation {
+            turns: Vec::with_capacity(turns.len()),
             unnamed: stored.unnamed,
             origin,
             updated: stored.updated,
             rules: stored.rules.as_ref().and_then(rules_of),
             ..Conversation::default()
         };
-        self.all.insert(key.clone(), conversation);
+        let mut weight = 0;
         for turn in turns {
             let snapshot = turn.snapshot.filter(&known);
             let turn = Turn {
@@ -290,15 +350,18 @@ impl Conversations {
                 print: turn.print,
                 said: turn.said,
             };
-            self.put_turn(&key, turn);
+            weight += turn.weight();
+            if let Some(tail) = &turn.tail {
+                weight -= tail::share(&mut conversation.turns, tail);
+            }
+            conversation.updated = conversation.updated.max(turn.finished);
+            conversation.turns.push(turn);
         }
-        if stored.branches.is_empty() && stored.marks.is_empty() {
-            self.drop_if_empty(&key);
+        Self {
+            key,
+            conversation,
+            weight,
         }
-        // What was just read need not be written.
-        self.dirty.remove(&key);
-        self.shelve(super::shelf::IN_RAM, true);
-        key
     }
 }
 

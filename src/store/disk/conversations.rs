@@ -1,8 +1,12 @@
 //! The files of all conversations.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
 };
 
 use crate::store::{
@@ -13,6 +17,9 @@ use crate::store::{
 };
 
 use super::{data_dir::DataDir, layout, quarantine::Quarantined, root::Rel};
+
+/// Conversations that were read and wait to be taken.
+const AHEAD: usize = 64;
 
 /// Conversation files: small, rewritten whole.
 #[derive(Clone, Debug)]
@@ -40,28 +47,62 @@ impl Refs {
         &self,
         f: &mut dyn FnMut(Result<ConversationRef, Quarantined>),
     ) -> Result<(), StoreError> {
+        self.scan_by(1, &|conversation| conversation, f)
+    }
+
+    /// As [`Refs::scan`], in no order: so many threads read, and make of each what is wanted. `f` is
+    /// called on this one.
+    ///
+    /// # Errors
+    /// As [`Refs::scan`].
+    pub fn scan_by<T: Send>(
+        &self,
+        threads: usize,
+        make: &(dyn Fn(ConversationRef) -> T + Sync),
+        f: &mut dyn FnMut(Result<T, Quarantined>),
+    ) -> Result<(), StoreError> {
         if self.scanned.load(Ordering::Acquire) {
             return Err(StoreError::invalid("second scan of the conversations"));
         }
-        let mut failed = None;
+        let mut files = Vec::new();
         let folder = Rel::root().join(layout::REFS);
         self.dir.sweep_spread(&folder, 1, &mut |rel, _| {
             let Some(key) = layout::parse_conversation(rel.name()) else {
                 return false;
             };
-            match self.read(rel, key) {
-                _ if failed.is_some() => {}
-                Err(error) => failed = Some(error),
-                Ok(Ok(conversation)) => f(Ok(conversation)),
-                Ok(Err(Bad { reason, detail, .. })) => {
-                    f(Err(self.dir.quarantine(rel, reason, &detail)));
-                }
-            }
+            files.push((rel.clone(), key));
             true
         })?;
-        if let Some(error) = failed {
-            return Err(error);
-        }
+        let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let read = |send: mpsc::SyncSender<_>| {
+            while let Some((rel, key)) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let read = self.read(rel, *key).map(|read| read.map(make));
+                if stop.load(Ordering::Relaxed) || send.send((rel, read)).is_err() {
+                    return;
+                }
+            }
+        };
+        thread::scope(|scope| {
+            let (send, receive) = mpsc::sync_channel(AHEAD);
+            for _ in 0..threads.max(1) {
+                let send = send.clone();
+                scope.spawn(|| read(send));
+            }
+            drop(send);
+            for (rel, read) in receive {
+                match read {
+                    Ok(Ok(made)) => f(Ok(made)),
+                    Ok(Err(Bad { reason, detail, .. })) => {
+                        f(Err(self.dir.quarantine(rel, reason, &detail)));
+                    }
+                    Err(error) => {
+                        stop.store(true, Ordering::Relaxed);
+                        return Err(error);
+                    }
+                }
+            }
+            Ok(())
+        })?;
         self.scanned.store(true, Ordering::Release);
         Ok(())
     }
