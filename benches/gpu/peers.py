@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "gpu"))
 
 from common import Steps, arguments, drop_caches, median, ratio, write_results
-from systems import HITS, Engram, HiCache, LmCache, System
+from systems import EVICT, HITS, Engram, HiCache, LmCache, System
 
 FLAGS = ("--attention-backend triton --page-size 64 --context-length 131072 --max-mamba-cache-size 80 --max-running-requests 16 "
          "--max-total-tokens 200064 --mamba-radix-cache-strategy extra_buffer")  # fmt: skip
@@ -68,7 +68,7 @@ def main() -> None:
     def write(show: bool = False) -> None:
         rows = [{k: v for k, v in row.items() if k != "seen"} for system in systems for row in system.rows.values()]
         notes = (f"One machine, one run; all servers resident, one asked at a time. One token out, whole request by HTTP. SGLang {os.environ.get('SGLANG_VERSION', '')}, flags `{' '.join(flags)}`. "
-                 f"*evicted*: the device's tree was filled with 2 x 130,900 other tokens, medians of {ROUNDS}; *killed*: after `kill -9` of SGLang, from RAM; *disk*: with a cold file cache, nothing "
+                 f"*evicted*: the device's tree was filled with 2 x {EVICT:,} other tokens, medians of {ROUNDS}; *killed*: after `kill -9` of SGLang, from RAM; *disk*: with a cold file cache, nothing "
                  f"else left; each once beside the median of {HITS} warm hits. LMCache with a shim for one symbol of torch 2.14. Presence: {costs}. Failures: {steps.failures or 'none'}.")  # fmt: skip
         if rows:
             write_results(label, rows, f"Second turns beside others: {pathlib.Path(model).name}", notes, show)

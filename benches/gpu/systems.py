@@ -22,6 +22,8 @@ from server import Server, settled
 
 HICACHE = "--enable-hierarchical-cache --hicache-ratio 4 --hicache-storage-backend file".split()
 WARM, HITS = (3000, 20000), 3
+EVICT = int(os.environ.get("EVICT", 130_900))
+"""Tokens of a prompt that fills the tree; two of them must not fit into it."""
 
 
 class System:
@@ -83,7 +85,7 @@ class System:
 
     def evict(self) -> None:
         for _ in range(2):
-            self.server.generate(self.ids(130_900), 1)
+            self.server.generate(self.ids(EVICT), 1)
         self.drain()
         for n in WARM:
             self.turn(n)
@@ -105,7 +107,7 @@ class Engram(System):
 
     def __init__(self, model: str, flags: list[str]) -> None:
         service = 'write_after = "1s"\npreload = "0 B"\nscrub_rate = "0 B"'
-        self.daemon = Daemon(pathlib.Path(tempfile.mkdtemp()), ram="24GiB", disk=True, service=service)
+        self.daemon = Daemon(pathlib.Path(tempfile.mkdtemp()), ram=os.environ.get("RAM", "24GiB"), disk=True, service=service)
         super().__init__("engram", model, flags, self.daemon, ENGRAM_RING_BYTES="4GiB")
 
     def drain(self) -> None:

@@ -29,8 +29,8 @@ from common import OUT, Daemon, Steps, arguments, vram, write_results
 from server import Server, settled
 
 NEW, LONG = 48, int(os.environ.get("LONG", 50_000))
-FOUND = (r"page_size=[^,)]*", r"mamba_radix_cache_strategy=[^,)]*", r"mem_fraction_static=[^,)]*", r"max_mamba_cache_size=[^,)]*", r"max_total_num_tokens=\d+",
-         r"chunked_prefill_size=[^,)]*", r"disable_overlap_schedule=[^,)]*")  # fmt: skip
+FOUND = ("page_size=[^,)]*", "mamba_radix_cache_strategy=[^,)]*", "mem_fraction_static=[^,)]*", "max_mamba_cache_size=[^,)]*", r"max_total_num_tokens=\d+",
+         "chunked_prefill_size=[^,)]*", "disable_overlap_schedule=[^,)]*")  # fmt: skip
 
 
 def memory() -> int:
@@ -96,8 +96,8 @@ def main() -> None:
             print(f"server up in {server.start():.0f} s", flush=True)
             settled(daemon, 60)
             text = server.log.read_text(errors="replace")
-            found += [next(iter(reversed(re.findall(pattern, text))), f"{pattern[:-6]}?") for pattern in FOUND]
-            found += sorted(set(re.findall(r"engram: .*", text)))[:8]
+            found += [matches[-1] for matches in (re.findall(pattern, text) for pattern in FOUND) if matches]
+            found += sorted(set(re.findall("engram: .*", text)))[:8]
             worker = {k: v for k, v in daemon.get("/v1/workers")["workers"][0].items() if k not in ("load", "session", "instance", "fingerprint")}
             found.append(f"/v1/workers: {worker}")
             print("\n".join(found), flush=True)

@@ -32,7 +32,7 @@ def skipped(daemon: Daemon) -> float:
 def main() -> None:
     own, flags = arguments()
     steps, flags = Steps(150), flags or FLAGS.split()
-    model, lengths = own[0], [int(n) for n in own[1:]] or [512, 1024, 2048, 4096, 8192, 16384, 32768]
+    model, lengths = own[0], [int(n) for n in own[1:]] or [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
     rng, rows, told = random.Random(9), [], []
     ids = lambda n: [rng.randrange(10, 4000) for _ in range(n)]  # noqa: E731
     daemon = Daemon(pathlib.Path(tempfile.mkdtemp()), ram="16GiB", disk=True, service="learn_prefill = true")

@@ -78,8 +78,13 @@ class Server:
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = json.dumps(body or {}).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=300) as answer:
-            text = answer.read()
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            # What it says of itself is what helps.
+            error.msg = f"{error.msg}: {error.read()[:300].decode(errors='replace')}"
+            raise
         try:
             return json.loads(text)
         except ValueError:
@@ -123,6 +128,7 @@ class Server:
         began = time.perf_counter()
         answers = self.post("/generate", {"input_ids": prompts, "sampling_params": sampling})
         whole = time.perf_counter() - began
+        answers = answers if isinstance(answers, list) else [answers]
         assert len(answers) == len(prompts) and all(len(a["output_ids"]) == new for a in answers), str(answers)[:300]
         return whole
 

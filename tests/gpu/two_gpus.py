@@ -67,7 +67,9 @@ def main() -> None:
     daemon = Daemon(pathlib.Path(tempfile.mkdtemp()), ram="16GiB", disk=True, service='write_after = "200ms"\npreload = "0 B"\nscrub_rate = "0 B"')
     more = ["--tp-size", str(RANKS)] if RANKS > 1 else []
     # NVLink's multicast needs what many machines do not grant.
-    server = Server("sglang-two", model, [*flags, *more], daemon, probe, ENGRAM_PROBE_SCALE=scale, NCCL_NVLS_ENABLE=os.environ.get("NCCL_NVLS_ENABLE", "0"))
+    for name, value in (("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"), ("NVSHMEM_DISABLE_NVLS", "1")):
+        os.environ.setdefault(name, value)
+    server = Server("sglang-two", model, [*flags, *more], daemon, probe, ENGRAM_PROBE_SCALE=scale)
     rng, rows = random.Random(7), []
     cases: list[tuple[list[int], dict[str, Any]]] = []
     lone: list[int] = []
