@@ -105,8 +105,10 @@ def main() -> None:
                 write()
             for system in kept:
                 with steps.step(f"{system.name}: kill -9 of SGLang"):
-                    system.durable()
-                    system.server.kill()
+                    try:
+                        system.durable()
+                    finally:
+                        system.server.kill()
             for system in kept:
                 system.server.launch()
             for system in kept:
@@ -122,10 +124,10 @@ def main() -> None:
                         system.stored(what)
                     write()
     finally:
+        write(show=True)
         for system in systems:
             with contextlib.suppress(Exception):
                 system.end()
-        write(show=True)
     steps.end("peers")
 
 

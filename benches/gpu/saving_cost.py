@@ -135,10 +135,10 @@ def main() -> None:
                 write()
             print("worker:", daemon.get("/v1/workers")["workers"], flush=True)
     finally:
+        write(show=True)
         for side in sides.values():
             side.server.kill()
         daemon.end("daemon-cost.log")
-        write(show=True)
     steps.end("saving cost")
 
 

@@ -100,6 +100,7 @@ class Steps:
             self.fail(f"{type(error).__name__}: {str(error)[-300:]}")
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def fail(self, what: str) -> None:
         self.failures.append(" ".join(what.split()))
@@ -217,7 +218,7 @@ class Daemon:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
             try:
-                self.process.wait(25)
+                self.process.wait(8)
             except subprocess.TimeoutExpired:
                 self.process.kill()
         if keep_log:

@@ -157,10 +157,10 @@ def main() -> None:
                     again("kill -9 of SGLang")
     finally:
         server.kill()
-        daemon.end("daemon-default.log")
         if rows or found:
             write_results("gpu-default-flags", rows, f"Default flags: {pathlib.Path(model).name}", f"Flags of the installation only: `{' '.join(flags)}`. SGLang {os.environ.get('SGLANG_VERSION', '')}. "
                           f"What it found: {'; '.join(found)}. Memory is free when no more than the daemon's context is left. Failures: {steps.failures or 'none'}.")  # fmt: skip
+        daemon.end("daemon-default.log")
     steps.end("default flags")
 
 

@@ -80,10 +80,10 @@ def main() -> None:
             rows.append({"prompt": f"floor (16 tokens): {floor:.1f} ms"})
     finally:
         server.kill()
-        daemon.end("daemon-learn.log")
         if rows:
             write_results("gpu-learn", rows, f"What is learned of prefill: {pathlib.Path(model).name}", f"Medians of {REPEATS} cold prompts, one token out, idle server. /v1/workers: {'; '.join(told)}. "
                           f"SGLang {os.environ.get('SGLANG_VERSION', '')}, flags `{' '.join(flags)}`. Failures: {steps.failures or 'none'}.")  # fmt: skip
+        daemon.end("daemon-learn.log")
     steps.end("learn")
 
 

@@ -63,9 +63,18 @@ class Talk(threading.Thread):
 
 
 def resident(pid: int) -> int:
-    """MiB of memory that a process and its children have to themselves."""
-    text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    """MiB of memory that a process has to itself; 0 of one that is gone."""
+    try:
+        text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
     return sum(int(line.split()[1]) for line in text if line.startswith("Private")) >> 10
+
+
+def scheduler(daemon: Daemon) -> int:
+    """The process in which SGLang's scheduler runs."""
+    workers = daemon.get("/v1/workers")["workers"]
+    return int(workers[0]["pid"] or 0) if workers else 0
 
 
 def grown(rows: list[dict[str, Any]], what: str) -> int:
@@ -96,7 +105,7 @@ def main() -> None:
         server.flush()
         settled(daemon)
         time.sleep(2)
-        at_start = free(daemon)
+        at_start, scheduling = free(daemon), scheduler(daemon)
         began, length = time.monotonic(), float(seconds)
         talks = [Talk(server, n, began + length) for n in range(CONVERSATIONS)]
         for talk in talks:
@@ -107,6 +116,7 @@ def main() -> None:
             rows.append({
                 "s": round(time.monotonic() - began), "": what, "turns": sum(t.turns for t in talks), "errors": sum(len(t.errors) for t in talks),
                 "GPU MiB": vram()[-1], "daemon MiB": resident(daemon.process.pid), "SGLang MiB": resident(server.process.pid),
+                "scheduler MiB": resident(scheduling),
             })  # fmt: skip
             print(rows[-1], flush=True)
 
@@ -168,7 +178,7 @@ def main() -> None:
     turns, prompt, cached = (sum(getattr(t, what) for t in talks) for what in ("turns", "prompt", "cached"))
     notes = (
         f"{turns} requests of {CONVERSATIONS} conversations at a time ({sum(t.conversations for t in talks)} in all), {len(errors)} errors; "
-        f"{cached / max(1, prompt):.1%} of {prompt} prompt tokens cached. MiB more at the end than after a minute: {flat if rows else 'unknown'}. Restored prefixes: {len(restored)}, of which {len(compared)} "
+        f"{cached / max(1, prompt):.1%} of {prompt} prompt tokens cached. MiB more at the end than after a minute: {flat if rows else 'unknown'} (the scheduler remembers for the test what was saved, and grows). Restored prefixes: {len(restored)}, of which {len(compared)} "
         f"were compared whole, {len(wrong)} with bytes of KV or state that were never saved for their tokens. Counts of the shim: `{json.dumps(counts)}`. Flags: `{' '.join(flags)}`. "
         f"SGLang {os.environ.get('SGLANG_VERSION', '')}, weights ±{scale}. Failures: {failures or 'none'}."
     )

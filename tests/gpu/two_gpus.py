@@ -171,7 +171,6 @@ def main() -> None:
                 calm()
     finally:
         server.kill()
-        daemon.end("daemon-two.log")
         events = [json.loads(line) for line in probe.read_text().splitlines()] if probe.exists() else []
         saved = {(e["rank"], e["name"]): e["bytes"] for e in events if e["event"] == "saved" and e["bytes"] != "gone"}
         pairs = [(e["rank"], e["bytes"], saved.get((e["rank"], e["name"]))) for e in events if e["event"] == "restored" and e["bytes"] != "gone"]
@@ -186,6 +185,7 @@ def main() -> None:
                           f"flags `{' '.join([*flags, *more])}`. Failures: {steps.failures or 'none'}.")  # fmt: skip
         shim = [e for e in events if e["event"] == "shim"]
         print("last counts:", json.dumps(shim[-1]["counts"]) if shim else "none", flush=True)
+        daemon.end("daemon-two.log")
     steps.end("two GPUs")
 
 
