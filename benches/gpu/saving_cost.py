@@ -94,7 +94,7 @@ def main() -> None:
     steps, flags = Steps(500), flags or FLAGS.split()
     model, batches = own[0], [int(n) for n in own[1:]] or [1, 8, 32]
     rng, rows = random.Random(5), []
-    daemon = Daemon(pathlib.Path(tempfile.mkdtemp()), ram=os.environ.get("RAM", "32GiB"), disk=True, service='write_after = "50ms"\nscrub_rate = "0 B"')
+    daemon = Daemon(pathlib.Path(tempfile.mkdtemp()), ram=os.environ.get("RAM", "24GiB"), disk=True, service='write_after = "50ms"\nscrub_rate = "0 B"')
     sides = {"without": Side("without", model, flags, None), "with": Side("with", model, flags, daemon)}
 
     def write(show: bool = False) -> None:
