@@ -52,8 +52,12 @@ impl<T: Tokens> Index<T> {
             seen.len(),
             self.nodes.len()
         );
+        let siblings = seen.iter().filter(|ix| {
+            let node = &self.nodes[**ix];
+            !(node.next.is_none() && node.prev.is_none())
+        });
         ensure!(
-            self.nodes.linked() + self.roots.len() == seen.len(),
+            self.nodes.linked() == siblings.count(),
             "the table of children has another size than the trees"
         );
         self.check_snapshots()?;

@@ -1,7 +1,8 @@
 //! Trees of nodes: the shape, without tokens, KV or snapshots.
 //!
-//! An edge is held by the node at its lower end. Children are found by their first token in one
-//! table for all nodes, so a node with 20,000 children costs no more than 20,000 nodes.
+//! An edge is held by the node at its lower end. An only child is found by its parent; others by
+//! their first token, in one table for all nodes, so a node with 20,000 children costs no more than
+//! 20,000 nodes.
 
 use hashbrown::HashTable;
 use smallvec::SmallVec;
@@ -54,6 +55,7 @@ pub(super) struct Hashing {
 /// All nodes of all trees.
 pub(super) struct Nodes {
     slab: Slab<NodeIx, Node>,
+    /// Nodes that have siblings.
     children: HashTable<NodeIx>,
     pub(super) hashing: Hashing,
 }
@@ -160,12 +162,6 @@ impl Nodes {
 
     pub(super) fn reserve(&mut self, more: usize) {
         self.slab.reserve(more);
-        let Self {
-            slab,
-            children,
-            hashing,
-        } = self;
-        children.reserve(more, |ix| child_hash(slab, *hashing, *ix));
     }
 
     pub(super) fn len(&self) -> usize {
@@ -187,8 +183,12 @@ impl Nodes {
 
     /// The child of `parent` whose edge starts with `first`.
     pub(super) fn child(&self, parent: NodeIx, first: TokenId) -> Option<NodeIx> {
-        // Most parents are the last turn of a conversation: the table is not asked for nothing.
-        self.slab[parent].first_child.some()?;
+        let one = self.slab[parent].first_child.some()?;
+        let node = &self.slab[one];
+        if node.first == first {
+            return Some(one);
+        }
+        node.next.some()?;
         let hash = (self.hashing.child)(parent, first);
         self.children
             .find(hash, |ix| {
@@ -291,17 +291,30 @@ impl Nodes {
         slab[parent].first_child = ix;
         slab[ix].next = next;
         slab[ix].prev = NodeIx::NONE;
-        if let Some(next) = next.some() {
-            slab[next].prev = ix;
+        let Some(next) = next.some() else {
+            return;
+        };
+        slab[next].prev = ix;
+        let mut insert = |ix| {
+            children.insert_unique(child_hash(slab, *hashing, ix), ix, |ix| {
+                child_hash(slab, *hashing, *ix)
+            });
+        };
+        if slab[next].next.is_none() {
+            // It was the only one.
+            insert(next);
         }
-        children.insert_unique((hashing.child)(parent, first), ix, |ix| {
-            child_hash(slab, *hashing, *ix)
-        });
+        insert(ix);
     }
 
     fn unlink(&mut self, ix: NodeIx) {
         let node = &self.slab[ix];
-        let (parent, first, next, prev) = (node.parent, node.first, node.next, node.prev);
+        let (parent, next, prev) = (node.parent, node.next, node.prev);
+        if next.is_none() && prev.is_none() {
+            self.slab[parent].first_child = NodeIx::NONE;
+            return;
+        }
+        self.forget_child(ix);
         match prev.some() {
             Some(prev) => self.slab[prev].next = next,
             None => self.slab[parent].first_child = next,
@@ -309,10 +322,17 @@ impl Nodes {
         if let Some(next) = next.some() {
             self.slab[next].prev = prev;
         }
-        let hash = (self.hashing.child)(parent, first);
+        let left = self.slab[parent].first_child;
+        if self.slab[left].next.is_none() {
+            self.forget_child(left);
+        }
+    }
+
+    fn forget_child(&mut self, ix: NodeIx) {
+        let hash = child_hash(&self.slab, self.hashing, ix);
         self.children
             .find_entry(hash, |other| *other == ix)
-            .expect("every child is in the table")
+            .expect("every child with a sibling is in the table")
             .remove();
     }
 }

@@ -346,7 +346,7 @@ impl Core {
         let Removed { snapshots, objects } = removed;
         for snapshot in &snapshots {
             self.queue.cancel(snapshot);
-            let record = self.records.remove(snapshot);
+            let record = self.records.swap_remove(snapshot);
             let instead = instead.or_else(|| {
                 let parent = record?.parent?;
                 Some((parent, self.index.snapshot(&parent)?.boundary))

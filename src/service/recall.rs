@@ -14,21 +14,22 @@
 //! As those of a start without one.
 
 mod filling;
+mod names;
 
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use self::filling::{Decoded, Filling};
+pub(super) use self::names::Reading;
 use super::Service;
-use super::conversations::{Back, ConversationKey, Conversations, Turn};
 use super::core::{Model, Record, Removal};
 use super::save_state::SaveState;
 use super::startup::Shared;
-use crate::index::{Index, Loader, Placing, Spot, TreeKey};
+use crate::index::{Index, Loader, Placing, TreeKey};
 use crate::pool::Geometry;
 use crate::store::catalog::{Image, PlacedTokens, Stale, TokenRun};
-use crate::store::{ConversationRef, Recalled, Refs, StoreError, TokenLog};
+use crate::store::{Recalled, StoreError, TokenLog};
 use crate::types::{Generation, Millis, Namespace, SnapshotId, Tokens};
 use crate::util::id_map::IdMap;
 
@@ -38,8 +39,6 @@ const TELL: Duration = Duration::from_secs(5);
 const LOOK: u32 = 256;
 /// A token log up to so many tokens is verified before the daemon is ready.
 const VERIFY_FIRST: u64 = 16 << 20;
-/// Threads that read conversations.
-const READERS: usize = 4;
 /// Runs of tokens that are verified without a pause.
 const VERIFY_AT_ONCE: usize = 256;
 
@@ -67,32 +66,23 @@ struct Unverified {
 /// What a record says of a snapshot that has its place.
 struct Recorded {
     snapshot: SnapshotId,
-    spot: Spot,
+    parent: Option<SnapshotId>,
     owner: u32,
     created: Millis,
     generation: Generation,
 }
 
+/// Records of snapshots, and when each was made.
+type Records = (IdMap<SnapshotId, Record>, Vec<(Millis, SnapshotId)>);
+
 /// Rows that have their places.
 struct Entered {
     loader: Loader<TokenLog>,
-    placed: Vec<Recorded>,
-    /// To be read from their manifests.
-    again: Vec<SnapshotId>,
-    /// Second snapshots of a prefix.
-    twice: Vec<SnapshotId>,
-    unverified: Vec<Unverified>,
-    /// Tokens of rows that are in the catalog and not in the index.
-    unused: Vec<TokenRun>,
+    rest: Rest,
 }
 
-/// What the rows gave.
-struct Filled {
-    index: Index<TokenLog>,
-    records: IdMap<SnapshotId, Record>,
-    found: Vec<(Millis, SnapshotId)>,
-    /// Turns whose snapshots have no record.
-    missing: Vec<(ConversationKey, Turn)>,
+/// What is left to do.
+struct Rest {
     /// To be read from their manifests.
     again: Vec<SnapshotId>,
     /// Second snapshots of a prefix.
@@ -110,54 +100,35 @@ fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     }
 }
 
-/// Brings the index to what holds between any two calls, and makes the records meanwhile.
-fn finish(entered: Entered, owners: &[Option<Common>], conversations: &Conversations) -> Filled {
-    let Entered {
-        loader,
-        placed,
-        again,
-        twice,
-        unverified,
-        unused,
-    } = entered;
-    let parents: Vec<_> = placed.iter().map(|it| loader.parent(it.spot)).collect();
-    let mut found = Vec::with_capacity(placed.len());
-    let mut records = IdMap::with_capacity_and_hasher(placed.len(), Default::default());
-    let (index, missing) = thread::scope(|scope| {
-        let index = scope.spawn(|| loader.finish());
-        for (it, parent) in placed.into_iter().zip(parents) {
-            let Some(Some(common)) = owners.get(it.owner as usize) else {
-                continue;
-            };
-            found.push((it.created, it.snapshot));
-            let record = Record {
-                model: Arc::clone(&common.model),
-                namespace: Arc::clone(&common.namespace),
-                state: SaveState::Durable,
-                generation: it.generation,
-                parent,
-                created: it.created,
-                conversation: None,
-                rid: None,
-                written: 0,
-                failure: None,
-                waiters: 0,
-            };
-            records.insert(it.snapshot, record);
-        }
-        let missing = conversations.name_records(&mut records);
-        (joined(index), missing)
-    });
-    Filled {
-        index,
-        unused,
-        records,
-        found,
-        missing,
-        again,
-        twice,
-        unverified,
+/// Makes the records of snapshots as they find their places.
+fn make_records(
+    owners: &[Option<Common>],
+    count: usize,
+    placed: mpsc::Receiver<Vec<Recorded>>,
+) -> Records {
+    let mut found = Vec::with_capacity(count);
+    let mut records = IdMap::with_capacity_and_hasher(count, Default::default());
+    for it in placed.into_iter().flatten() {
+        let Some(Some(common)) = owners.get(it.owner as usize) else {
+            continue;
+        };
+        found.push((it.created, it.snapshot));
+        let record = Record {
+            model: Arc::clone(&common.model),
+            namespace: Arc::clone(&common.namespace),
+            state: SaveState::Durable,
+            generation: it.generation,
+            parent: it.parent,
+            created: it.created,
+            conversation: None,
+            rid: None,
+            written: 0,
+            failure: None,
+            waiters: 0,
+        };
+        records.insert(it.snapshot, record);
     }
+    (records, found)
 }
 
 // === impl Progress ===
@@ -190,8 +161,11 @@ impl<'a> Progress<'a> {
 // === impl Service ===
 
 impl Service {
-    /// Starts from the catalog; `None`: there is none to start from.
-    pub(super) fn recall(&self) -> Result<Option<Vec<(Millis, SnapshotId)>>, StoreError> {
+    /// Starts from the catalog, which does not know `names`; `None`: there is none to start from.
+    pub(super) fn recall(
+        &self,
+        names: &mut Reading<'_>,
+    ) -> Result<Option<Vec<(Millis, SnapshotId)>>, StoreError> {
         let disk = self.store.disk.as_deref();
         let Some((disk, manifests)) = disk.zip(self.store.manifests.as_ref()) else {
             return Ok(None);
@@ -212,61 +186,40 @@ impl Service {
         let log = self.store.token_log_of(&recalled.image)?;
         let Recalled { image, more, bad } = &mut recalled;
         let image = &*image;
+        names.expect(image.snapshots());
         let owners: Vec<Option<Common>> = image
             .owners()
             .iter()
             .map(|owner| Common::of(owner, disk))
             .collect();
-        let (placed, objects, names) = thread::scope(|scope| {
-            let (send, rows) = filling::batches();
-            scope.spawn(|| filling::decode_all(image, &owners, send));
-            let names = scope.spawn(|| self.recall_conversations(image, self.store.refs.as_ref()));
+        let (entered, (mut records, found), objects) = thread::scope(|scope| {
+            let (decoded, rows) = filling::batches();
+            let (place, placed) = filling::batches();
+            scope.spawn(|| filling::decode_all(image, &owners, decoded));
+            let records = scope.spawn(|| make_records(&owners, image.snapshots(), placed));
             let objects = scope.spawn(|| manifests.take_objects(image, more, bad));
-            let placed = self.place_all(image, &owners, log, rows);
-            (placed, joined(objects), joined(names))
+            let entered = self.place_all(image, &owners, log, (rows, place));
+            (entered, joined(records), joined(objects))
         });
         objects?;
-        let (conversations, branches) = names?;
-        let filled = finish(placed, &owners, &conversations);
+        let Entered { loader, rest } = entered;
+        let (index, named) = thread::scope(|scope| {
+            let index = scope.spawn(|| loader.finish());
+            let named = names.take().map(|names| {
+                let missing = names.conversations.name_records(&mut records);
+                (names, missing)
+            });
+            (joined(index), named)
+        });
+        let (names, missing) = named?;
         for bad in &recalled.bad {
             tracing::warn!(?bad, "A snapshot went to quarantine");
         }
         let more = manifests.finish(recalled);
         self.metrics.catalog_used.set(1);
-        Ok(Some(self.take_over(
-            filled,
-            (conversations, branches),
-            more,
-        )))
-    }
-
-    /// All conversations, and which snapshots their branches name.
-    fn recall_conversations(
-        &self,
-        image: &Image,
-        refs: Option<&Refs>,
-    ) -> Result<(Conversations, Vec<ConversationRef>), StoreError> {
-        let mut conversations = Conversations::default();
-        let mut branches = Vec::new();
-        let Some(refs) = refs else {
-            return Ok((conversations, branches));
-        };
-        conversations.reserve(image.snapshots());
-        let make = |mut stored: ConversationRef| {
-            let turns = std::mem::take(&mut stored.turns);
-            let back = Back::new(&stored, turns, |_| true);
-            let more = !stored.branches.is_empty() || !stored.marks.is_empty();
-            (back, more.then_some(stored))
-        };
-        let threads = thread::available_parallelism().map_or(1, |count| count.get().min(READERS));
-        refs.scan_by(threads, &make, &mut |made| match made {
-            Ok((back, stored)) => {
-                conversations.take_back(back, stored.is_none());
-                branches.extend(stored);
-            }
-            Err(bad) => tracing::warn!(?bad, "A conversation went to quarantine"),
-        })?;
-        Ok((conversations, branches))
+        let found = self.take_over(index, (records, found), rest, more);
+        self.name_all(names, missing);
+        Ok(Some(found))
     }
 
     /// Puts all rows into an index.
@@ -275,7 +228,10 @@ impl Service {
         image: &Image,
         owners: &[Option<Common>],
         log: TokenLog,
-        batches: mpsc::Receiver<Vec<Result<Decoded, (u32, SnapshotId)>>>,
+        (batches, place): (
+            mpsc::Receiver<Vec<Result<Decoded, (u32, SnapshotId)>>>,
+            mpsc::SyncSender<Vec<Recorded>>,
+        ),
     ) -> Entered {
         let tiers = self.core.lock().index.tiers();
         let count = image.snapshots();
@@ -289,12 +245,12 @@ impl Service {
             verify_first,
             unverified: Vec::new(),
         };
-        let mut placed: Vec<Recorded> = Vec::with_capacity(count);
         let (mut again, mut twice) = (Vec::new(), Vec::new());
         let mut unused = Vec::new();
         let mut progress = Progress::new(self);
         for mut batch in batches {
             filling.foresee(batch.iter().filter_map(|row| row.as_ref().ok()));
+            let mut placed = Vec::with_capacity(batch.len());
             for row in &mut batch {
                 let (number, snapshot, placing) = match row {
                     Ok(row) => (row.number, row.snapshot, filling.place(row)),
@@ -303,7 +259,7 @@ impl Service {
                 match (placing, row) {
                     (Some(Placing::Fresh(spot)), Ok(row)) => placed.push(Recorded {
                         snapshot,
-                        spot,
+                        parent: filling.loader.parent(spot),
                         owner: row.owner,
                         created: row.created,
                         generation: row.generation,
@@ -319,37 +275,34 @@ impl Service {
                 }
                 progress.tell(|| format!("{number} of {count} snapshots"));
             }
+            place.send(placed).expect("its thread ends with this one");
         }
         let Filling {
             loader, unverified, ..
         } = filling;
-        Entered {
-            loader,
-            placed,
+        let rest = Rest {
             again,
             twice,
             unverified,
             unused,
-        }
+        };
+        Entered { loader, rest }
     }
 
     /// Lets everybody see what was read, and reads what is not in order.
     fn take_over(
         &self,
-        filled: Filled,
-        (conversations, branches): (Conversations, Vec<ConversationRef>),
+        mut index: Index<TokenLog>,
+        (records, mut found): Records,
+        rest: Rest,
         more: Vec<crate::store::Manifest>,
     ) -> Vec<(Millis, SnapshotId)> {
-        let Filled {
-            mut index,
-            records,
-            mut found,
-            missing,
+        let Rest {
             again,
             twice,
             unverified,
             mut unused,
-        } = filled;
+        } = rest;
         // Rows name them until they are written anew or dropped: no holes before that.
         let log = index.log_mut();
         unused.retain(|run| log.hold(run.offset, run.len));
@@ -364,7 +317,6 @@ impl Service {
         let mut core = self.core.lock();
         core.index = index;
         core.records = records;
-        core.conversations = conversations;
         // Another snapshot of the same prefix is as good, and these only cost space.
         core.queue.remove(Removal {
             snapshots: twice,
@@ -399,10 +351,6 @@ impl Service {
         }
         let mut core = self.core.lock();
         core.queue.remove(bad);
-        core.name_missing(missing);
-        for conversation in branches {
-            core.name_branches(&conversation);
-        }
         drop(core);
         self.verify_later(unverified);
         found

@@ -13,10 +13,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::thread;
 
 use super::Service;
 use super::core::{Model, Record, Removal};
-use super::recall::Progress;
+use super::recall::{Progress, Reading};
 use super::save_state::SaveState;
 use crate::index::{Index, KvRef, NewSnapshot, ObjectEntry, Retain, TierSet, TreeKey};
 use crate::pool::PrefixHasher;
@@ -58,14 +60,7 @@ impl Service {
     /// Reads what is on disk. Blocks.
     pub(super) fn load(self: &Arc<Self>) {
         let start = self.clock.monotonic();
-        let loaded = self.recall().and_then(|found| match found {
-            Some(found) => Ok(found),
-            None => {
-                let found = self.load_snapshots()?;
-                self.load_conversations()?;
-                Ok(found)
-            }
-        });
+        let loaded = self.load_all();
         match loaded {
             Ok(found) => {
                 if let Some(manifests) = &self.store.manifests {
@@ -85,6 +80,19 @@ impl Service {
                 tracing::error!(%error, "The data directory cannot be read; staying unready");
             }
         }
+    }
+
+    fn load_all(&self) -> Result<Vec<(Millis, SnapshotId)>, StoreError> {
+        let snapshots = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            let mut names = Reading::begin(self, scope, &snapshots);
+            if let Some(found) = self.recall(&mut names)? {
+                return Ok(found);
+            }
+            let found = self.load_snapshots()?;
+            self.name_read(names.take()?);
+            Ok(found)
+        })
     }
 
     /// Says that the disk will be full before its budget is used.
@@ -259,16 +267,6 @@ impl Service {
         };
         core.records.insert(manifest.snapshot, record);
         Ok(true)
-    }
-
-    fn load_conversations(&self) -> Result<(), StoreError> {
-        let Some(refs) = &self.store.refs else {
-            return Ok(());
-        };
-        refs.scan(&mut |conversation| match conversation {
-            Ok(conversation) => self.core.lock().recall(conversation),
-            Err(bad) => tracing::warn!(?bad, "A conversation went to quarantine"),
-        })
     }
 
     /// Brings the most recent snapshots into RAM, as far as configured and below the mark at which

@@ -1,13 +1,15 @@
-//! Maps by ids that are spread already: digests and UUIDs.
+//! Maps by ids that are spread already: digests and UUIDs. What they hold lies close together, so that
+//! millions take no more memory than they need, and the table that finds it is small.
 
 use std::{
-    collections::HashMap,
     hash::{BuildHasher, Hasher, RandomState},
     sync::OnceLock,
 };
 
+use indexmap::IndexMap;
+
 /// A map by an id whose bytes are as good as random, or by such an id and a little more.
-pub type IdMap<K, V> = HashMap<K, V, IdHash>;
+pub type IdMap<K, V> = IndexMap<K, V, IdHash>;
 
 /// Takes the first and the last eight bytes of an id, and a number of this process.
 #[derive(Clone, Copy, Debug)]

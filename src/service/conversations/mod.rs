@@ -45,6 +45,7 @@ mod view;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use indexmap::IndexMap;
 use smallvec::SmallVec;
 
 use crate::types::{Millis, SnapshotId};
@@ -57,7 +58,7 @@ pub use parts::{
 };
 pub use select::{Found, NO_TURN, Need, Pick};
 pub use shelf::IN_RAM;
-pub use stored::{Back, MAX_BRANCHES};
+pub use stored::{Back, MAX_BRANCHES, Missing};
 pub use stream::TokenStream;
 pub use tail::{Chain, Tail, digest_of, print_of};
 pub use view::{
@@ -74,7 +75,7 @@ use ancestry::Prints;
 pub struct Conversations {
     all: HashMap<ConversationKey, Conversation>,
     /// The conversation that a request belonged to last.
-    rids: HashMap<(Option<Arc<str>>, Arc<str>), ConversationKey>,
+    rids: IndexMap<(Option<Arc<str>>, Arc<str>), ConversationKey>,
     /// Which conversations name a snapshot, by turn or by branch.
     names: IdMap<SnapshotId, SmallVec<[ConversationKey; 1]>>,
     /// The conversation of each open request.
@@ -427,7 +428,7 @@ impl Conversations {
         if let Some(keys) = self.names.get_mut(&snapshot) {
             keys.retain(|other| other != key);
             if keys.is_empty() {
-                self.names.remove(&snapshot);
+                self.names.swap_remove(&snapshot);
             }
         }
     }
@@ -464,7 +465,7 @@ impl Conversations {
     fn forget_rid(&mut self, key: &ConversationKey, rid: &Arc<str>) {
         let rid = (key.tenant.clone(), Arc::clone(rid));
         if self.rids.get(&rid) == Some(key) {
-            self.rids.remove(&rid);
+            self.rids.swap_remove(&rid);
         }
     }
 }

@@ -125,7 +125,7 @@ impl Conversations {
     /// boundary), branches lose it.
     pub fn lost(&mut self, snapshot: SnapshotId, instead: Option<(SnapshotId, u32)>) {
         self.lose_mark(snapshot);
-        for key in self.names.remove(&snapshot).unwrap_or_default() {
+        for key in self.names.swap_remove(&snapshot).unwrap_or_default() {
             let Some(conversation) = self.all.get_mut(&key) else {
                 continue;
             };

@@ -37,6 +37,9 @@ struct Room {
     said: usize,
 }
 
+/// A turn whose snapshot was not there.
+pub type Missing = (ConversationKey, Turn);
+
 /// A conversation as its record has it, on its way back.
 pub struct Back {
     key: ConversationKey,
@@ -190,24 +193,8 @@ impl Core {
         }
     }
 
-    /// A conversation comes back. Snapshots that did not are forgotten.
-    pub fn recall(&mut self, stored: ConversationRef) {
-        let mut stored = stored;
-        let turns = std::mem::take(&mut stored.turns);
-        let Self {
-            conversations,
-            records,
-            ..
-        } = self;
-        let key = conversations.recall(&stored, turns, |id| records.contains_key(id));
-        for turn in conversations.get(&key).map_or(&[][..], |it| &it.turns) {
-            name_record(records, &key, turn);
-        }
-        self.name_branches(&stored);
-    }
-
     /// Turns whose snapshots had no record: names of those that still have none are forgotten.
-    pub fn name_missing(&mut self, missing: Vec<(ConversationKey, Turn)>) {
+    pub fn name_missing(&mut self, missing: Vec<Missing>) {
         for (key, turn) in missing {
             if !name_record(&mut self.records, &key, &turn)
                 && let Some(id) = turn.snapshot
@@ -249,10 +236,7 @@ impl Core {
 impl Conversations {
     /// Every record learns the conversation and the request that it belongs to. Gives the turns whose
     /// snapshots have no record.
-    pub fn name_records(
-        &self,
-        records: &mut IdMap<SnapshotId, Record>,
-    ) -> Vec<(ConversationKey, Turn)> {
+    pub fn name_records(&self, records: &mut IdMap<SnapshotId, Record>) -> Vec<Missing> {
         let mut missing = Vec::new();
         for (key, conversation) in &self.all {
             for turn in &conversation.turns {
@@ -268,21 +252,6 @@ impl Conversations {
     pub fn reserve(&mut self, snapshots: usize) {
         self.names.reserve(snapshots);
         self.rids.reserve(snapshots);
-    }
-
-    /// A conversation comes back, without its branches. Snapshots that are not `known` are
-    /// forgotten.
-    pub fn recall(
-        &mut self,
-        stored: &ConversationRef,
-        turns: Vec<TurnRef>,
-        known: impl Fn(&SnapshotId) -> bool,
-    ) -> ConversationKey {
-        let back = Back::new(stored, turns, known);
-        let key = back.key.clone();
-        let all = stored.branches.is_empty() && stored.marks.is_empty();
-        self.take_back(back, all);
-        key
     }
 
     /// What was made of a record takes its place, in one go. It need not be written. `all`: nothing
@@ -315,12 +284,8 @@ impl Conversations {
 // === impl Back ===
 
 impl Back {
-    /// Reads a record, without its branches. Snapshots that are not `known` are forgotten.
-    pub fn new(
-        stored: &ConversationRef,
-        turns: Vec<TurnRef>,
-        known: impl Fn(&SnapshotId) -> bool,
-    ) -> Self {
+    /// Reads a record, without its branches.
+    pub fn new(stored: &ConversationRef, turns: Vec<TurnRef>) -> Self {
         let key = ConversationKey::new(stored.tenant.as_deref(), &stored.conversation);
         let origin = stored.origin.as_ref().map(|origin| Origin {
             conversation: Arc::from(origin.conversation.as_str()),
@@ -336,11 +301,10 @@ impl Back {
         };
         let mut weight = 0;
         for turn in turns {
-            let snapshot = turn.snapshot.filter(&known);
             let turn = Turn {
                 number: turn.turn,
-                snapshot,
-                boundary: snapshot.map_or(0, |_| turn.boundary),
+                snapshot: turn.snapshot,
+                boundary: turn.boundary,
                 total_tokens: turn.total_tokens,
                 prompt_tokens: turn.prompt_tokens,
                 rid: Arc::from(turn.rid),

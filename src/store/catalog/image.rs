@@ -25,6 +25,9 @@ use super::{
     state_rel,
 };
 
+/// Records that are looked at together.
+const AHEAD: usize = 64;
+
 /// Why the manifests are read instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stale {
@@ -162,20 +165,42 @@ impl Image {
         };
         let mut at = HEADER;
         let mut row = Row::blank();
+        let mut batch = Vec::with_capacity(AHEAD);
         loop {
-            match unframe(epoch, &bytes, at) {
-                Framed::Body(body, next) => {
-                    let record = decode(body).ok_or(Stale::Damaged)?;
-                    image.replay(&bytes, record, next, &mut row)?;
-                    at = next;
-                }
-                Framed::End | Framed::Torn => break,
-                Framed::Bad => return Err(Stale::Damaged),
+            let mut ahead = at;
+            while batch.len() < AHEAD
+                && let Framed::Body(body, next) = unframe(epoch, &bytes, ahead)
+            {
+                batch.push((decode(body).ok_or(Stale::Damaged)?, next));
+                ahead = next;
             }
+            image.foresee(&batch);
+            let whole = batch.len() == AHEAD;
+            for (record, next) in batch.drain(..) {
+                image.replay(&bytes, record, next, &mut row)?;
+                at = next;
+            }
+            if !whole {
+                break;
+            }
+        }
+        if let Framed::Bad = unframe(epoch, &bytes, at) {
+            return Err(Stale::Damaged);
         }
         image.end = at as u64;
         image.bytes = bytes;
         Ok(image)
+    }
+
+    /// Looks up what these records are about to look up. Changes nothing: many misses of the caches
+    /// are under way at once, in place of one after the other.
+    fn foresee(&self, records: &[(Record<'_>, usize)]) {
+        let known = records.iter().filter(|(record, _)| match record {
+            Record::Row(snapshot, _) => self.known.contains_key(snapshot),
+            _ => false,
+        });
+        // Else it would all be left out.
+        std::hint::black_box(known.count());
     }
 
     fn replay(
@@ -230,14 +255,14 @@ impl Image {
             }
             Record::Drop { snapshot, stamp } => {
                 self.dead += 2;
-                if let Some(old) = self.known.remove(&snapshot) {
+                if let Some(old) = self.known.swap_remove(&snapshot) {
                     self.bury(bytes, old, Some((snapshot, stamp)), row);
                 }
                 self.doubts.remove(&snapshot);
             }
             Record::Doubt { snapshot } => {
                 self.dead += 1;
-                if let Some(old) = self.known.remove(&snapshot) {
+                if let Some(old) = self.known.swap_remove(&snapshot) {
                     self.bury(bytes, old, None, row);
                 }
                 self.doubts.insert(snapshot);
@@ -355,7 +380,7 @@ impl Image {
 
     /// The manifest is not there any more.
     pub(crate) fn vanished(&mut self, snapshot: &SnapshotId) {
-        if let Some(old) = self.known.remove(snapshot) {
+        if let Some(old) = self.known.swap_remove(snapshot) {
             if let Some(fingerprint) = self.models.get(old.model as usize) {
                 self.vanished.push((*fingerprint, *snapshot));
             }

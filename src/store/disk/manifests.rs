@@ -382,7 +382,7 @@ impl Manifests {
     }
 
     fn forget(&self, snapshot: &SnapshotId, fingerprint: &Fingerprint) {
-        self.known.write().all.remove(snapshot);
+        self.known.write().all.swap_remove(snapshot);
         let stamp = self.stamp_of((*fingerprint, image::folder(snapshot)));
         self.dir.catalog.dropped(&self.dir, *snapshot, stamp);
     }

@@ -96,11 +96,11 @@ impl Table {
             kind,
         };
         match self.here.entry(id) {
-            std::collections::hash_map::Entry::Vacant(entry) => {
+            indexmap::map::Entry::Vacant(entry) => {
                 entry.insert(here);
                 true
             }
-            std::collections::hash_map::Entry::Occupied(mut entry) => {
+            indexmap::map::Entry::Occupied(mut entry) => {
                 if entry.get().generation < generation {
                     entry.insert(here);
                 }
@@ -144,14 +144,14 @@ impl Objects {
     pub(crate) fn insert(&self, meta: &ObjectMeta, bytes: u64) {
         let mut table = self.table.write();
         let whose = table.number(Whose::of(meta));
-        table.here.remove(&meta.id);
+        table.here.swap_remove(&meta.id);
         let what = (meta.kind, meta.range);
         table.add(meta.id, whose, what, meta.generation, bytes);
     }
 
     pub(crate) fn remove(&self, id: &ObjectId) -> Option<(Here, Whose)> {
         let mut table = self.table.write();
-        let here = table.here.remove(id)?;
+        let here = table.here.swap_remove(id)?;
         let whose = table.whose(&here)?;
         Some((here, whose))
     }
@@ -160,7 +160,7 @@ impl Objects {
     pub(crate) fn remove_same(&self, id: &ObjectId, serial: u32) -> bool {
         let mut table = self.table.write();
         let same = table.here.get(id).is_some_and(|here| here.serial == serial);
-        same && table.here.remove(id).is_some()
+        same && table.here.swap_remove(id).is_some()
     }
 
     /// All of them.
