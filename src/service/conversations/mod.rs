@@ -18,9 +18,9 @@
 //! # Tokens
 //! The tokens of a turn up to its boundary are the index's; those beyond, its *tail*, are kept here,
 //! also of turns that left no state. When a deeper snapshot of the turn appears the tail gets
-//! shorter. When the turn falls back to an ancestor the tail may begin too late: then the tokens are
-//! those of a later turn that begins with them, proven by digest, or they are not known any more,
-//! and that is what is answered. The record on disk has the tail from the boundary that is durable
+//! shorter. When the turn falls back to an ancestor its tail gets longer again, unless a later turn
+//! begins with its tokens ([`kept`]): then they are found there, proven by digest. Only what is damaged,
+//! or was never told, is not known, and that is what is answered. The record on disk has the tail from the boundary that is durable
 //! *there*, so that a crash loses nothing of it; a conversation is written down as soon as it has a
 //! durable snapshot or a turn whose tokens are all in its record.
 //!
@@ -30,6 +30,7 @@
 //! those of the latest turns that find room in it.
 
 mod ancestry;
+mod kept;
 mod marks;
 mod names;
 mod parts;

@@ -22,8 +22,16 @@ pub const MAX_BRANCHES: usize = 4096;
 /// Turns that are written with what their tokens are known by: the last so many.
 const MAX_PRINTS: usize = 4096;
 
-/// Tokens beyond snapshots that are written of one conversation, the latest first: 2 MiB of digits.
-const MAX_TAILS: usize = 300_000;
+/// Tokens beyond snapshots that are written of one conversation, the latest first: 8 MiB of digits, so
+/// that one without any state is known to its end.
+const MAX_TAILS: usize = 1 << 20;
+
+/// Bytes that a record may take, without its messages.
+const MAX_RECORD: usize = 12 << 20;
+
+/// Bytes of a turn in a record, without its tail and its messages, and of a token with its comma.
+const TURN_BYTES: usize = 256;
+const TOKEN_BYTES: usize = 8;
 
 /// Bytes of messages that are written of one conversation, the latest first.
 const MAX_SAID: usize = 3 << 20;
@@ -44,12 +52,13 @@ impl Core {
     pub fn stored(&self, key: &ConversationKey) -> Option<ConversationRef> {
         let conversation = self.conversations.get(key)?;
         let skip = conversation.turns.len().saturating_sub(MAX_TURNS);
+        let turns = conversation.turns.get(skip..).unwrap_or_default();
+        let tokens = MAX_RECORD.saturating_sub(turns.len().saturating_mul(TURN_BYTES));
         let mut room = Room {
             turns: 0,
-            tokens: MAX_TAILS,
+            tokens: MAX_TAILS.min(tokens / TOKEN_BYTES),
             said: MAX_SAID,
         };
-        let turns = conversation.turns.get(skip..).unwrap_or_default();
         let later = turns.iter().skip(1).map(Some).chain([None]);
         let pairs: Vec<_> = turns.iter().zip(later).collect();
         let mut turns: Vec<TurnRef> = pairs

@@ -8,12 +8,10 @@ use super::super::by_name::check_names;
 use super::super::core::Core;
 use super::super::error::ServiceError;
 use super::super::rows::{called, unknown_snapshot};
+use super::kept::LATER;
 use super::{ConversationKey, Pick, Turn, digest_of, shelf};
 use crate::store;
 use crate::types::{SnapshotId, TokenId};
-
-/// Later turns in which the tokens of one are looked for.
-const LATER: usize = 16;
 
 /// The exact tokens of a conversation up to the end of a turn: prompt and answer.
 #[derive(Clone, PartialEq, Debug)]
@@ -192,8 +190,10 @@ impl Core {
             let said = self.said_until(&key, number);
             return Ok(Stream::Known(of_turn(turn, tokens), said));
         }
-        let longer =
-            |other: &&Turn| other.number > number && other.total_tokens >= turn.total_tokens;
+        let longer = |other: &&Turn| {
+            let known = other.beyond().is_some();
+            known && other.number > number && other.total_tokens >= turn.total_tokens
+        };
         let later = conversation.turns.iter().filter(longer).take(LATER);
         let later = later.map(|other| other.number).collect();
         Ok(Stream::Later(key, turn.clone(), later))
@@ -218,7 +218,7 @@ impl Core {
     }
 
     /// The tokens of a turn, if its snapshot and its tail have them all.
-    fn tokens_of(&self, turn: &Turn) -> Option<Vec<TokenId>> {
+    pub(super) fn tokens_of(&self, turn: &Turn) -> Option<Vec<TokenId>> {
         let beyond = turn.beyond()?;
         let mut tokens = Vec::with_capacity(turn.total_tokens as usize);
         if let Some(id) = &turn.snapshot
