@@ -192,6 +192,7 @@ impl Talk {
             tail: None,
             print: None,
             said: None,
+            namespace: None,
         });
         (self.parent, self.at) = (Some(id), boundary);
         (manifest, new)

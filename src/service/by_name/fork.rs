@@ -157,6 +157,7 @@ fn plant(core: &mut Core, select: &Selector, to: &ConversationKey) -> Result<(),
                 tail: None,
                 print: None,
                 said: None,
+                namespace: core.namespace_of(&id),
             });
             (turns, last)
         }

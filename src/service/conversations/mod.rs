@@ -24,6 +24,11 @@
 //! *there*, so that a crash loses nothing of it; a conversation is written down as soon as it has a
 //! durable snapshot or a turn whose tokens are all in its record.
 //!
+//! # Deletion, and clients that go
+//! What is deleted while an answer runs that goes on from it stays deleted: nothing of that answer is
+//! recorded. An answer whose client went away is a turn that ends with `abort`; without a word no turn
+//! goes on from it, see [`left`].
+//!
 //! # Bounds
 //! Tails and messages of all conversations together stay below [`shelf::IN_RAM`]: beyond, those that
 //! were longest unchanged are left on disk and read when somebody asks ([`shelf`]). A record holds
@@ -31,6 +36,7 @@
 
 mod ancestry;
 mod kept;
+mod left;
 mod marks;
 mod names;
 mod parts;
@@ -50,6 +56,7 @@ use crate::types::{Millis, SnapshotId};
 use crate::util::id_map::IdMap;
 
 pub use ancestry::Known;
+pub use left::LEFT;
 pub use marks::Mark;
 pub use parts::{
     Conversation, ConversationKey, Deferred, Ending, Live, NoRoom, Origin, Owner, Pace, Turn,
@@ -57,7 +64,7 @@ pub use parts::{
 pub use select::{Found, NO_TURN, Need, Pick};
 pub use shelf::IN_RAM;
 pub use stored::MAX_BRANCHES;
-pub use stream::TokenStream;
+pub use stream::{TOO_LONG, TokenStream};
 pub use tail::{Chain, Tail, digest_of, print_of};
 pub use view::{
     BranchRow, Compared, Comparison, ConversationView, ForkRow, OriginRow, Relation, TreeNode,
@@ -86,6 +93,8 @@ pub struct Conversations {
     prints: Prints,
     /// What was said in turns that are not over yet.
     said: shelf::Early,
+    /// Requests whose clients went away before a worker told of them.
+    left: left::Left,
     /// Bytes of tails and messages in memory.
     weight: usize,
 }
@@ -131,6 +140,8 @@ impl Conversations {
             tool_call: false,
             turn: None,
             changed: now,
+            forgotten: false,
+            left: self.left.take(key, rid),
         };
         let conversation = self.all.entry(key.clone()).or_insert_with(|| Conversation {
             unnamed,
@@ -196,7 +207,7 @@ impl Conversations {
         let conversation = self.all.get_mut(key)?;
         conversation.no_room = None;
         let now = now.max(conversation.updated);
-        let live = self.live(key, owner)?;
+        let live = self.live(key, owner).filter(|live| !live.forgotten)?;
         if live.snapshot.is_some() && boundary <= live.boundary {
             return None;
         }
@@ -242,12 +253,17 @@ impl Conversations {
             finish,
             tail,
             print,
+            namespace,
         } = ending;
         let key = &self.home(owner, key);
         let conversation = self.all.get_mut(key)?;
         let now = now.max(conversation.updated);
         let next = conversation.next_number();
         let live = conversation.live.get_mut(&owner)?;
+        if live.forgotten {
+            return None;
+        }
+        let finish = if live.left { LEFT } else { finish };
         live.tokens = total_tokens;
         live.changed = now;
         let number = *live.turn.get_or_insert(next);
@@ -267,6 +283,7 @@ impl Conversations {
             tail,
             print,
             said,
+            namespace,
         };
         turn.shrink_tail();
         conversation.updated = now;

@@ -145,6 +145,7 @@ impl Core {
             tail,
             print: turn.print.filter(|_| room.turns <= MAX_PRINTS),
             said: said.cloned(),
+            namespace: turn.namespace.as_deref().cloned(),
         }
     }
 
@@ -298,6 +299,7 @@ impl Conversations {
                 tail: turn.tail.map(|tail| Tail::new(turn.boundary, tail)),
                 print: turn.print,
                 said: turn.said,
+                namespace: turn.namespace.map(Arc::new),
             };
             self.put_turn(&key, turn);
         }
