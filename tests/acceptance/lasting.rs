@@ -68,8 +68,8 @@ fn a_request_by_any_name_of_a_conversation_waits_for_its_turn() {
     body["rid"] = json!("first");
     let mut known = a;
     known.extend(ids(&stage.post("/v1/generate", &body)));
+    let (b, c) = (tokens(2, 20), tokens(3, 20));
     std::thread::scope(|scope| {
-        let (b, c) = (tokens(2, 20), tokens(3, 20));
         let whole = [&known[..], &b].concat();
         let (stage, b) = (&stage, &b);
         let slow = scope.spawn(move || stage.generate("c", b, 400));
