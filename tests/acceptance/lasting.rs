@@ -125,7 +125,11 @@ fn what_is_deleted_while_an_answer_runs_stays_deleted() {
             let workers = stage.daemon.get("/v1/workers").json();
             (workers["workers"][0]["requests"] == 0).then_some(())
         });
+        let states = stage.daemon.get("/v1/snapshots?limit=1000").json();
+        let states = states["snapshots"].as_array().unwrap().iter();
+        let states = states.filter(|row| row["conversation_id"] == name).count();
         let left = stage.daemon.get(&format!("/v1/conversations/{name}"));
+        assert!(!whole || states == 0, "{states} states of what was deleted");
         match whole {
             true => assert_eq!(left.status, 404, "{}", left.text()),
             false => assert_eq!(left.json()["turns_total"], 1, "{}", left.text()),

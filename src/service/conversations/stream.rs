@@ -35,9 +35,12 @@ pub struct TokenStream {
     pub namespace: Arc<Namespace>,
 }
 
+/// What was said in each turn, if that is known of every one.
+type Words = Option<Vec<Arc<str>>>;
+
 /// A stream, or where to look for its tokens.
 enum Stream {
-    Known(TokenStream, Option<Vec<Arc<str>>>),
+    Known(TokenStream, Words),
     /// What is on disk alone is to come back first.
     Shelved(ConversationKey),
     /// In one of these turns, proven by the digest.
@@ -175,7 +178,7 @@ impl Service {
         key: &ConversationKey,
         turn: &Turn,
         later: &[u32],
-    ) -> Result<(TokenStream, Option<Vec<Arc<str>>>), ServiceError> {
+    ) -> Result<(TokenStream, Words), ServiceError> {
         for number in later {
             let tokens = {
                 let core = self.core.lock();
@@ -282,7 +285,7 @@ impl Core {
     }
 
     /// What was said in the turns up to this one, if it is known of every one that it goes on from.
-    fn said_until(&self, key: &ConversationKey, number: u32) -> Option<Vec<Arc<str>>> {
+    fn said_until(&self, key: &ConversationKey, number: u32) -> Words {
         let turns = self.conversations.get(key)?.turns.iter();
         let turns: Vec<_> = turns.take_while(|turn| turn.number <= number).collect();
         if turns.len() != number as usize {

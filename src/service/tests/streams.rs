@@ -240,9 +240,7 @@ async fn tokens_stay_when_the_rest_of_them_is_on_disk_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_stay_when_a_part_of_their_snapshot_is_found_missing() {
-    let mut settings = Settings::default();
-    settings.ram = bytesize::ByteSize::mib(64);
-    let world = World::with(settings).await;
+    let world = World::new().await;
     let mut fake = Fake::attach(&world).await;
     let tokens = prompt(1, 3000);
     fake.turn("c", &tokens[..1100], 1024).await;
