@@ -193,6 +193,7 @@ impl Talk {
             tail: None,
             print: None,
             said: None,
+            namespace: None,
         });
         (self.parent, self.at) = (Some(id), boundary);
         (manifest, new)

@@ -48,6 +48,33 @@ fn delete(daemon: &Daemon, path: &str) -> (u16, Value) {
     (answer.status, answer.json())
 }
 
+#[test]
+fn who_unpins_learns_what_else_keeps_it_and_names_of_fields_are_the_same() {
+    let daemon = Daemon::start(&[]);
+    let engine = Engine::beside(&daemon, &["--page-size", "1", "--exact-end"]);
+    let first = say(&engine, "r1", &tokens(1, 300));
+    say(&engine, "r2", &[first, tokens(2, 20)].concat());
+    let row = turns(&daemon, "r1", 2)[0].clone();
+    let id = row["snapshot_id"].as_str().unwrap().to_owned();
+    let save = json!({ "snapshot_id": id, "branch_name": "b" });
+    wait_for("a branch", || {
+        (daemon.post("/save_snapshot", &save).status == 200).then_some(())
+    });
+    let path = format!("/v1/snapshots/{id}");
+    let (_, pinned) = patch(&daemon, &path, &json!({ "pinned": true }));
+    assert_eq!(pinned["pinned_by"], json!(["pin", "branch"]));
+    let out = cli(&daemon, &["unpin", &id]);
+    assert!(out.contains("pinned by") && out.contains("branch"), "{out}");
+    let fork = json!({ "new_id": "f", "turn_number": 1 });
+    let forked = daemon.post("/v1/conversations/r1/fork", &fork);
+    assert_eq!(
+        (forked.status, &forked.json()["turns_total"]),
+        (201, &json!(1))
+    );
+    let both = json!({ "new_id": "g", "turn": 1, "turn_number": 2 });
+    assert_eq!(daemon.post("/v1/conversations/r1/fork", &both).status, 400);
+}
+
 fn patch(daemon: &Daemon, path: &str, body: &Value) -> (u16, Value) {
     let json = [("Content-Type", "application/json")];
     let body = body.to_string();

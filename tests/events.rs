@@ -112,6 +112,11 @@ fn what_happens_is_told_and_again_to_who_was_away() {
     let body = json!({ "conversation_id": "a", "whole": true });
     assert_eq!(daemon.post("/delete_snapshot", &body).status, 200);
     assert_eq!(names(&from_here.until("deleted")), ["deleted"]);
+    // A number that no event has yet is no promise that nothing was missed.
+    let (boot, _) = durable.id.split_once('-').unwrap();
+    let mut ahead = Watcher::open(&daemon, "", Some(&format!("{boot}-999999999")));
+    let seen = ahead.next().unwrap();
+    assert_eq!((&*seen.name, &seen.data["count"]), ("missed", &Value::Null));
     // A daemon that ends, ends the streams; one started anew says so.
     drop(engine);
     assert!(daemon.stop().success());

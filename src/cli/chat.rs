@@ -84,6 +84,8 @@ pub fn run(mut chat: Chat) -> ExitCode {
         Err(error) => return failed(&error),
     };
     let people = std::io::stdin().is_terminal() && !as_json;
+    // An error is said, and the next line may do better; the end tells of the last one.
+    let mut last = ExitCode::SUCCESS;
     let mut speed = Speed::default();
     let mut lines = std::io::stdin().lock().lines();
     loop {
@@ -98,16 +100,26 @@ pub fn run(mut chat: Chat) -> ExitCode {
                 eprintln!("engram: reading standard input: {error}");
                 return ExitCode::from(EXIT_REFUSED);
             }
-            None => return ExitCode::SUCCESS,
+            None => return last,
         };
         let body = chat.body(&line);
         let said = match runtime.block_on(ask(&client, &body, !as_json)) {
             Ok(said) => said,
-            Err(error) => return failed(&error),
+            Err(error) => {
+                last = failed(&error);
+                if as_json {
+                    println!("{}", json!({ "error": error.to_string() }));
+                }
+                continue;
+            }
         };
         if let Some(error) = said.error {
             eprintln!("engram: {}", plain(&error));
-            return ExitCode::from(EXIT_REFUSED);
+            if as_json {
+                println!("{}", json!({ "text": said.text, "error": error }));
+            }
+            last = ExitCode::from(EXIT_REFUSED);
+            continue;
         }
         match as_json {
             true => println!(

@@ -26,6 +26,7 @@ pub fn describe(row: &Value) -> String {
         ("size", bytes(row, "size_bytes")),
         ("durable", text(row, "durable")),
         ("pinned", text(row, "pinned")),
+        ("pinned by", names(row, "pinned_by")),
         ("pinned until", moment(row, "pinned_until")),
         ("time", moment(row, "timestamp")),
         ("created", moment(row, "created_at")),

@@ -129,6 +129,10 @@ pub struct Restore {
 
 /// Delete one turn, branch or snapshot, or a whole conversation.
 #[derive(Debug, Args)]
+#[command(
+    override_usage = "engram rm [OPTIONS] CONVERSATION --turn N | --branch NAME | --all\n       \
+    engram rm [OPTIONS] [CONVERSATION] --rid RID\n       engram rm [OPTIONS] --snapshot ID"
+)]
 #[command(group = ArgGroup::new("what").required(true).args(["turn", "branch", "rid", "snapshot", "all"]).multiple(true))]
 pub struct Rm {
     /// The conversation. The id of a request stands for its whole conversation; --rid for its turn.

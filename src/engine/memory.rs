@@ -64,8 +64,9 @@ pub trait Memory: Send {
     /// A boundary of a request was inserted (or was cached already).
     fn inserted(&mut self, request: &RequestInfo, at: Boundary<'_>, device: &mut DeviceMemory);
 
-    /// A request has finished; `tokens` are its prompt and its answer. Its boundaries, if any, are
-    /// inserted; its locks are still held. Returns what was restored for it.
+    /// A request has finished, or was given up while it ran; `tokens` are its prompt and its answer so
+    /// far. Its boundaries, if any, are inserted; its locks are still held. Returns what was restored for
+    /// it.
     fn finished(
         &mut self,
         request: &RequestInfo,
@@ -74,8 +75,7 @@ pub trait Memory: Send {
         device: &mut DeviceMemory,
     ) -> Option<Restored>;
 
-    /// A request was given up before it finished, waiting or running. Returns what was restored for
-    /// it.
+    /// A request was given up before it ran. Returns what was restored for it.
     fn aborted(&mut self, request: &RequestInfo, device: &mut DeviceMemory) -> Option<Restored>;
 
     /// The cache is about to be emptied: give all locks, slots and pages back, now.

@@ -11,9 +11,9 @@ use tokio::time::Instant;
 
 use super::{Gateway, GatewayError, Target};
 use crate::service::{
-    ErrorKind, NO_TURN, RestoreRequest, Selector, Service, ServiceError, TokenStream,
+    ErrorKind, NO_TURN, RestoreRequest, Selector, Service, ServiceError, TOO_LONG, TokenStream,
 };
-use crate::types::SnapshotId;
+use crate::types::{Namespace, SnapshotId};
 
 /// Heads that are remembered though nobody goes on there.
 const HEADS_MAX: usize = 16_384;
@@ -45,6 +45,8 @@ pub(super) struct Base {
     pub messages: Option<Vec<Value>>,
     /// It is the conversation's latest turn, so what is said next may be noted.
     pub is_head: bool,
+    /// Who may share with it.
+    pub namespace: Arc<Namespace>,
 }
 
 // === impl Gateway ===
@@ -80,7 +82,7 @@ impl Gateway {
                 Ok(()) => {}
             }
         }
-        let latest = Selector::conversation(&target.conversation);
+        let latest = self.of(&target.conversation);
         let select = Selector {
             turn_number: target.turn,
             branch_name: target.branch.clone(),
@@ -94,6 +96,10 @@ impl Gateway {
                     ..Base::default()
                 };
                 return Ok((base, held));
+            }
+            Err(ServiceError::TokensUnknown { why, .. }) if why == TOO_LONG => {
+                let most = self.service.config().max_prompt_tokens;
+                return Err(GatewayError::TooLong(most));
             }
             Err(error) => return Err(error.into()),
         };
@@ -116,6 +122,14 @@ impl Gateway {
         self.heads.lock().remove(conversation);
     }
 
+    /// A conversation of the server's tenant.
+    fn of(&self, conversation: &str) -> Selector {
+        Selector {
+            tenant: self.tenant.clone(),
+            ..Selector::conversation(conversation)
+        }
+    }
+
     fn head(&self, conversation: &str) -> Head {
         let mut heads = self.heads.lock();
         if heads.len() >= HEADS_MAX {
@@ -133,7 +147,7 @@ impl Gateway {
     ) -> Result<(), GatewayError> {
         let select = Selector {
             rid: Some(rid.to_owned()),
-            ..Selector::conversation(conversation)
+            ..self.of(conversation)
         };
         let deadline = Instant::now() + wait;
         let mut pause = Duration::from_millis(1);
@@ -199,6 +213,7 @@ impl Base {
             boundary: stream.boundary,
             messages: stream.messages,
             is_head,
+            namespace: stream.namespace,
         }
     }
 }

@@ -12,7 +12,7 @@ use super::body::{OTHER_INPUT, look, one_answer, refuse, take};
 use super::chat_stream::{ChatStream, Wanted};
 use super::facts::{Counts, Facts};
 use super::flight::Flight;
-use super::generate::{Order, facts};
+use super::generate::Order;
 use super::tokens::Extras;
 use super::{Ask, Fields, Gateway, GatewayError, Reply};
 
@@ -46,12 +46,7 @@ impl Gateway {
         check(&new)?;
         let wanted = Wanted::of(&body)?;
         let stream = look(&body, "stream")?.unwrap_or(false);
-        let mut order = Order {
-            facts: facts(&flight, request_id, &target),
-            flight,
-            body,
-        };
-        let base = order.enter(&target).await?;
+        let (mut order, base) = self.enter(flight, body, (request_id, target)).await?;
         let extras = Extras::of(&order.body);
         let composing = self.compose(&base, &new, &extras);
         let composed = order.flight.or_cut(composing).await?;
@@ -179,10 +174,10 @@ impl Order {
     }
 
     pub(super) async fn json(mut self, path: &str) -> Result<(Value, Order), GatewayError> {
-        self.flight.sent();
+        self.flight.sent(&self.facts.conversation);
         let upstream = self.flight.gateway.upstream.clone();
         let body = Value::Object(std::mem::take(&mut self.body));
-        let answer = self.flight.or_cut(upstream.json(path, &body)).await?;
+        let answer = self.flight.ask(upstream.json(path, &body)).await?;
         Ok((answer, self))
     }
 
@@ -190,10 +185,10 @@ impl Order {
         mut self,
         path: &str,
     ) -> Result<(crate::upstream::Events, Order), GatewayError> {
-        self.flight.sent();
+        self.flight.sent(&self.facts.conversation);
         let upstream = self.flight.gateway.upstream.clone();
         let body = Value::Object(std::mem::take(&mut self.body));
-        let events = self.flight.or_cut(upstream.events(path, &body)).await?;
+        let events = self.flight.ask(upstream.events(path, &body)).await?;
         Ok((events, self))
     }
 }

@@ -12,6 +12,7 @@ use super::chat::{counts_of, drop_details, into_fields, record};
 use super::facts::Counts;
 use super::generate::Order;
 use super::native_stream::{DONE, ended_badly, frame};
+use super::pump::read_ahead;
 use super::{Bodies, Fields, GatewayError};
 use crate::upstream::{Event, Events};
 
@@ -84,13 +85,10 @@ impl ChatStream {
     }
 
     pub fn into_bodies(self) -> Bodies {
-        Box::pin(futures_util::stream::unfold(
-            self,
-            |mut stream| async move {
-                let next = stream.next().await?;
-                Some((Ok(next), stream))
-            },
-        ))
+        read_ahead(futures_util::stream::unfold(self, |mut stream| async {
+            let next = stream.next().await?;
+            Some((Ok(next), stream))
+        }))
     }
 
     async fn next(&mut self) -> Option<Bytes> {

@@ -9,7 +9,6 @@ use super::body::{OTHER_INPUT, look, one_answer, refuse, take};
 use super::chat::{DETAILS, finish};
 use super::chat_stream::{ChatStream, Wanted};
 use super::compose::Composed;
-use super::generate::{Order, facts};
 use super::{Ask, Gateway, GatewayError, Reply};
 
 /// Where the server answers.
@@ -51,12 +50,7 @@ impl Gateway {
         };
         let wanted = Wanted::of(&body)?;
         let stream = look(&body, "stream")?.unwrap_or(false);
-        let mut order = Order {
-            facts: facts(&flight, request_id, &target),
-            flight,
-            body,
-        };
-        let base = order.enter(&target).await?;
+        let (mut order, base) = self.enter(flight, body, (request_id, target)).await?;
         let new = match prompt {
             Prompt::Ids(ids) => ids,
             Prompt::Text(text) => self.tokens.encode(&text, base.tokens.is_empty()).await?,

@@ -24,6 +24,24 @@ pub enum GatewayError {
     /// Another request under way has this id.
     #[error("a request with rid `{0}` is under way")]
     DuplicateRid(String),
+    /// A turn of the conversation is of a request with this id.
+    #[error("a turn of this conversation is of a request with rid `{0}` already")]
+    UsedRid(String),
+    /// The conversation is of another namespace.
+    #[error("the conversation was held with {0}")]
+    OtherNamespace(&'static str),
+    /// The server is another tenant's.
+    #[error(
+        "the inference server behind this daemon is not that tenant's: `tenant` must be \
+         upstream.tenant"
+    )]
+    OtherTenant,
+    /// The conversation is as long as it may be.
+    #[error(
+        "the conversation has as many tokens as it may have, with what is new: {0} \
+         (service.max_prompt_tokens)"
+    )]
+    TooLong(u32),
     /// The conversation's head is taken.
     #[error("another request of this conversation is under way")]
     HeadTaken,
@@ -60,10 +78,11 @@ impl GatewayError {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::NotConfigured | Self::NotImplemented(_) => "not_implemented",
-            Self::Invalid(_) => "invalid_request",
+            Self::Invalid(_) | Self::TooLong(_) => "invalid_request",
+            Self::OtherNamespace(_) | Self::OtherTenant => "mismatch",
             Self::Unsupported(_) => "unsupported",
             Self::Tokenization(_) => "tokenization_error",
-            Self::DuplicateRid(_) => "conflict",
+            Self::DuplicateRid(_) | Self::UsedRid(_) => "conflict",
             Self::HeadTaken | Self::TooMany => "busy",
             Self::TurnUnknown(_) | Self::Starting | Self::Stopping => "unavailable",
             Self::Service(error) => error.kind().as_str(),

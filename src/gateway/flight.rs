@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::base::Held;
 use super::facts::{Counts, Facts};
 use super::{Gateway, GatewayError};
+use crate::upstream::UpstreamError;
 
 /// A request under way. Dropped before its answer is whole, it is aborted in the server.
 pub(super) struct Flight {
@@ -17,6 +18,8 @@ pub(super) struct Flight {
     /// Its id in the server, and the id of its answer.
     pub rid: String,
     head: Option<Held>,
+    /// The conversation that it is a turn of.
+    conversation: Option<String>,
     sent: bool,
     ended: bool,
     _place: OwnedSemaphorePermit,
@@ -52,6 +55,7 @@ impl Gateway {
             gateway: Arc::clone(self),
             rid,
             head: None,
+            conversation: None,
             sent: false,
             ended: false,
             _place: place,
@@ -69,8 +73,9 @@ impl Flight {
     }
 
     /// From now on the server may work for it.
-    pub fn sent(&mut self) {
+    pub fn sent(&mut self, conversation: &str) {
         self.sent = true;
+        self.conversation = Some(conversation.to_owned());
     }
 
     /// The answer is whole: the conversation's head is this turn, once it is recorded.
@@ -78,7 +83,8 @@ impl Flight {
         self.gateway.metrics.answered(facts, counts);
         if let Some(said) = said {
             let service = &self.gateway.service;
-            service.note_messages(None, &facts.conversation, &self.rid, said);
+            let tenant = self.gateway.tenant.as_deref();
+            service.note_messages(tenant, &facts.conversation, &self.rid, said);
         }
         if let Some(head) = &mut self.head {
             **head = Some(self.rid.clone());
@@ -90,6 +96,25 @@ impl Flight {
     pub fn ended(&mut self) {
         self.ended = true;
         self.head = None;
+    }
+
+    /// What the server says, or the end of a daemon that waits no longer.
+    pub async fn ask<T>(
+        &mut self,
+        work: impl Future<Output = Result<T, UpstreamError>>,
+    ) -> Result<T, GatewayError> {
+        let said = self.or_cut(work).await;
+        let refused = |error: &UpstreamError| {
+            matches!(
+                error,
+                UpstreamError::Refused(_) | UpstreamError::Unreachable(_)
+            )
+        };
+        if matches!(&said, Err(GatewayError::Upstream(error)) if refused(error)) {
+            // It does nothing for this request, and tells of none.
+            self.sent = false;
+        }
+        said
     }
 
     /// What comes, or the end of a daemon that waits no longer.
@@ -110,6 +135,11 @@ impl Drop for Flight {
         self.gateway.metrics.ended();
         if self.sent && !self.ended {
             self.gateway.upstream.abort(self.rid.clone());
+            if let Some(conversation) = &self.conversation {
+                let tenant = self.gateway.tenant.as_deref();
+                let service = &self.gateway.service;
+                service.client_left(tenant, conversation, &self.rid);
+            }
         }
     }
 }

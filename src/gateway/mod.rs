@@ -19,8 +19,16 @@
 //! goes on from that turn, and becomes the next turn of the conversation, with another past. A
 //! branch's words are not noted, so prompts after it are told by tokens alone.
 //!
+//! # Whose
+//! A server's conversations are those of one tenant, `upstream.tenant`: a request of another is refused.
+//! A conversation goes on in the namespace of its last turn: a request that says nothing of it gets that
+//! turn's `cache_salt` and `extra_key`, one that names others is refused.
+//!
 //! # Cancellation
-//! A client that goes away drops its flight, which tells the server to abort. At a shutdown new
+//! A client that goes away drops its flight, which tells the server to abort; the turn that the server
+//! still tells of is not gone on from without a word. A stream is read ahead of its client by a bounded
+//! number of bytes ([`pump`]), so that a client that reads slowly, or not at all, keeps nobody from the
+//! conversation once the server is done; one that takes nothing for `rest.write_timeout` is gone. At a shutdown new
 //! requests are refused and those under way go on for `upstream.drain_timeout`; what is left then
 //! ends with an error event.
 //!
@@ -41,6 +49,7 @@ mod generate;
 mod metrics;
 mod native_stream;
 mod pass;
+mod pump;
 mod resume;
 mod tokens;
 
@@ -78,6 +87,8 @@ pub struct Gateway {
     service: Arc<Service>,
     upstream: Upstream,
     tokens: Tokens,
+    /// Whose conversations the server's are.
+    tenant: Option<String>,
     turn_wait: Duration,
     drain_timeout: Duration,
     heads: Heads,
@@ -95,7 +106,9 @@ pub struct Gateway {
 /// Which conversation, and from where in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Its name.
+    /// Whose it is.
+    pub tenant: Option<String>,
+    /// Its name, or the id of one of its requests.
     pub conversation: String,
     /// A turn, counted from 1; the latest if there is neither.
     pub turn: Option<u32>,
@@ -162,6 +175,7 @@ impl Gateway {
             service,
             upstream,
             tokens,
+            tenant: config.tenant.clone(),
             turn_wait: config.turn_wait,
             drain_timeout: config.drain_timeout,
             heads: Mutex::new(HashMap::new()),

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::facts::Facts;
 use super::flight::Flight;
 use super::generate::finish;
+use super::pump::read_ahead;
 use super::{Bodies, GatewayError};
 use crate::upstream::{Event, Events};
 
@@ -35,13 +36,10 @@ impl NativeStream {
     }
 
     pub fn into_bodies(self) -> Bodies {
-        Box::pin(futures_util::stream::unfold(
-            self,
-            |mut stream| async move {
-                let next = stream.next().await?;
-                Some((Ok(next), stream))
-            },
-        ))
+        read_ahead(futures_util::stream::unfold(self, |mut stream| async {
+            let next = stream.next().await?;
+            Some((Ok(next), stream))
+        }))
     }
 
     async fn next(&mut self) -> Option<Bytes> {

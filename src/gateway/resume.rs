@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::base::Base;
 use super::compose::Composed;
-use super::generate::{Order, facts};
+use super::generate::{Order, facts, go_on_in};
 use super::{Fields, Gateway, GatewayError, Target};
 use crate::service::{InfoRequest, Selector, SnapshotRow};
 
@@ -33,6 +33,10 @@ pub struct Resume {
     pub sampling: Option<Fields>,
     /// `boundary` or `turn`; by the continuation if there is none.
     pub append_to: Option<String>,
+    /// The id of the new request; without one it gets its own.
+    pub rid: Option<String>,
+    /// `cache_salt`, `extra_key` and `lora_path`, each if it is said; else those of the snapshot.
+    pub namespace: Fields,
 }
 
 // === impl Gateway ===
@@ -54,14 +58,19 @@ impl Gateway {
             max_new_tokens,
             sampling,
             append_to,
+            rid,
+            namespace,
         } = resume;
         let row = self.service.info(InfoRequest {
             select: select.clone(),
             with_tokens: true,
         })?;
-        let flight = self.takeoff(None)?;
+        let flight = self.takeoff(rid)?;
         let fill = row.fill_ids.clone().unwrap_or_default();
+        let tenant = select.tenant.clone();
+        let namespace_of = self.service.namespace_of(&row.snapshot_id);
         let target = Target {
+            tenant,
             // A snapshot that no conversation names begins one of its own.
             conversation: row
                 .conversation_id
@@ -73,11 +82,14 @@ impl Gateway {
                 .clone()
                 .filter(|_| row.turn_number.is_none()),
         };
+        let target = self.resolved(target)?;
         let named = row.turn_number.is_some() || target.branch.is_some();
+        let mut body = namespace;
+        go_on_in(&mut body, &namespace_of)?;
         let mut order = Order {
             facts: facts(&flight, request_id, &target),
             flight,
-            body: Fields::new(),
+            body,
         };
         let base = match named {
             true => order.enter(&target).await.or_else(|error| match error {
@@ -129,5 +141,6 @@ fn bare(fill: &[u32], row: &SnapshotRow) -> Base {
         boundary: row.boundary,
         messages: None,
         is_head: false,
+        ..Base::default()
     }
 }

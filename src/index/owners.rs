@@ -199,6 +199,27 @@ impl<T: Tokens> Index<T> {
         ours.take(at_most).collect()
     }
 
+    /// When the snapshots of a namespace that only a timed pin keeps were last used, the first first.
+    #[must_use]
+    pub fn kept_for_a_time(&self, namespace: &NamespaceId) -> Vec<(Millis, u64)> {
+        let number = self.objects.owners.number(namespace);
+        let pinned = self.timed.iter().filter_map(|(_, ix)| {
+            let snapshot = &self.snapshots[*ix];
+            let state = &self.objects[snapshot.state];
+            if snapshot.names > 0 || Some(state.owner) != number {
+                return None;
+            }
+            let info = self.snapshot(&snapshot.id)?;
+            Some((
+                info.last_use,
+                info.state_bytes.saturating_add(info.kv_bytes),
+            ))
+        });
+        let mut pinned: Vec<_> = pinned.collect();
+        pinned.sort_unstable();
+        pinned
+    }
+
     /// KV of a namespace that no snapshot needs, the least recently used first.
     #[must_use]
     pub fn spare_kv(&self, namespace: &NamespaceId) -> Vec<ObjectId> {

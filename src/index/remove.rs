@@ -129,6 +129,30 @@ impl<T: Tokens> Index<T> {
         removed
     }
 
+    /// The snapshots that go when this object is lost.
+    #[must_use]
+    pub fn lost_with(&self, id: &ObjectId) -> Vec<SnapshotId> {
+        let Some(ix) = self.objects.find(*id) else {
+            return Vec::new();
+        };
+        let id_of = |ix: SnapIx| self.snapshots[ix].id;
+        if self.objects[ix].kind == ObjectKind::State {
+            return self.objects[ix]
+                .snapshot
+                .some()
+                .map(id_of)
+                .into_iter()
+                .collect();
+        }
+        let chain = self.chain(ix);
+        let holed = chain
+            .iter()
+            .rev()
+            .find(|node| self.nodes[**node].facts.live > 0 && !self.is_covered_without(**node, ix));
+        let below = holed.map(|holed| self.below(*holed)).unwrap_or_default();
+        below.into_iter().map(id_of).collect()
+    }
+
     /// Ends a snapshot; its node stays, to be pruned.
     fn end(&mut self, ix: SnapIx, removed: &mut Removed) -> NodeIx {
         let facts = self.snapshots[ix].facts();
@@ -185,11 +209,22 @@ impl<T: Tokens> Index<T> {
     }
 
     pub(super) fn is_covered(&self, ix: NodeIx) -> bool {
+        self.is_covered_without(ix, ObjIx::NONE)
+    }
+
+    /// Whether all of an edge has KV, but for that of one object.
+    fn is_covered_without(&self, ix: NodeIx, without: ObjIx) -> bool {
         let node = &self.nodes[ix];
         let mut at = node.start;
         while at < node.end() {
-            match self.cover_step(node, at, ObjIx::NONE) {
-                Some((_, end)) => at = end,
+            let objects = node.kv.iter().filter(|object| **object != without);
+            let ends = objects.filter_map(|object| {
+                let object = &self.objects[*object];
+                let end = object.reach.min(node.end());
+                (object.range.start <= at && at < end).then_some(end)
+            });
+            match ends.max() {
+                Some(end) => at = end,
                 None => return false,
             }
         }

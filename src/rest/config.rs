@@ -32,6 +32,12 @@ pub struct Config {
     pub allowed_hosts: Vec<String>,
     /// Largest request body. Default: `"4 MiB"`.
     pub max_body: ByteSize,
+    /// Largest body of a request that generates or passes through to the inference server. Default:
+    /// `"64 MiB"`.
+    pub max_generate_body: ByteSize,
+    /// How long a client may take no byte of its answer before its connection is closed. Default: `"1m"`.
+    #[serde(with = "humantime_serde")]
+    pub write_timeout: Duration,
     /// Longest time for reading a request's head, for reading its body, and for answering it.
     /// Default: `"30s"`.
     #[serde(with = "humantime_serde")]
@@ -78,6 +84,8 @@ impl Default for Config {
             open_probes: true,
             allowed_hosts: Vec::new(),
             max_body: ByteSize::mib(4),
+            max_generate_body: ByteSize::mib(64),
+            write_timeout: Duration::from_secs(60),
             timeout: Duration::from_secs(30),
             max_requests: 128,
             max_connections: 1024,
@@ -95,6 +103,8 @@ impl Config {
             open_probes: _,
             allowed_hosts,
             max_body,
+            max_generate_body,
+            write_timeout,
             timeout,
             max_requests,
             max_connections,
@@ -129,13 +139,20 @@ impl Config {
                 "rest.allowed_hosts: `{bad}` is not a host name without port"
             ));
         }
-        if !(1024..=1 << 30).contains(&max_body.as_u64()) {
-            problems.push(format!(
-                "rest.max_body: {max_body} is not between 1 KiB and 1 GiB"
-            ));
+        for (name, value) in [
+            ("max_body", max_body),
+            ("max_generate_body", max_generate_body),
+        ] {
+            if !(1024..=1 << 30).contains(&value.as_u64()) {
+                problems.push(format!(
+                    "rest.{name}: {value} is not between 1 KiB and 1 GiB"
+                ));
+            }
         }
-        if !(Duration::from_millis(100)..=Duration::from_secs(3600)).contains(timeout) {
-            problems.push("rest.timeout: not between 100ms and 1h".into());
+        for (name, value) in [("timeout", timeout), ("write_timeout", write_timeout)] {
+            if !(Duration::from_millis(100)..=Duration::from_secs(3600)).contains(value) {
+                problems.push(format!("rest.{name}: not between 100ms and 1h"));
+            }
         }
         for (name, value) in [
             ("max_requests", max_requests),

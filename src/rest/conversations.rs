@@ -49,7 +49,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Segment
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Whose {
-    tenant: Option<String>,
+    pub(super) tenant: Option<String>,
 }
 
 /// Which turns.
@@ -170,6 +170,7 @@ pub async fn tokens(
         snapshot,
         rid,
         messages,
+        namespace: _,
     } = stream;
     Ok(Json(json!({
         "turn_number": turn,
@@ -199,7 +200,8 @@ pub async fn compare(
     Ok(Json(shared.service()?.compare(&a, &b).await?))
 }
 
-/// `POST /v1/conversations/{conversation_id}/fork` with `new_id`, and `turn` or `branch`: a
+/// `POST /v1/conversations/{conversation_id}/fork` with `new_id`, and `turn` (`turn_number`) or `branch`
+/// (`branch_name`): a
 /// conversation of that name begins with the turns up to that one. 201.
 pub async fn fork(
     State(shared): State<Shared>,
@@ -210,7 +212,7 @@ pub async fn fork(
     let new_id = checked("new_id", body.take("new_id")?)?;
     let new_id = new_id.ok_or_else(|| ApiError::invalid("`new_id` is needed"))?;
     let tenant = body.take("tenant")?.or(tenant);
-    let (turn, branch) = (body.take("turn")?, body.take("branch")?);
+    let (turn, branch) = which(&mut body)?;
     let request = ForkRequest {
         select: part(conversation(id, tenant)?, turn, branch)?,
         new_id,
@@ -276,7 +278,7 @@ pub async fn tool_call(
 ) -> Result<Json<Value>, ApiError> {
     let select = Selector {
         rid: checked("rid", body.take("rid")?)?,
-        ..part(conversation(id, tenant)?, body.take("turn")?, None)?
+        ..part(conversation(id, tenant)?, which(&mut body)?.0, None)?
     };
     shared.service()?.calls_tool(&select)?;
     Ok(Json(json!({ "success": true })))
@@ -327,11 +329,13 @@ async fn remove(
     select: Selector,
     whole: bool,
 ) -> Result<Json<DeleteReply>, ApiError> {
-    let conversation = select.conversation_id.clone();
+    let service = shared.service()?;
+    let conversation = service.name_selected(&select);
     let request = DeleteRequest { select, whole };
-    let reply = shared.service()?.delete(request).await?;
+    let reply = service.delete(request).await;
+    // Also if the disk did not answer in time: the names are gone.
     shared.deleted(conversation.as_deref());
-    Ok(Json(reply))
+    Ok(Json(reply?))
 }
 
 /// The conversation of a path.
@@ -354,6 +358,37 @@ fn number(field: &str, text: &str) -> Result<u32, ApiError> {
         _ => Err(ApiError::invalid(format!(
             "`{field}` is not a number from 1"
         ))),
+    }
+}
+
+/// The turn or the branch that a body names, by either name of the field.
+fn which(body: &mut Fields) -> Result<(Option<u32>, Option<String>), ApiError> {
+    let turn = one_of(
+        "turn",
+        body.take("turn")?,
+        "turn_number",
+        body.take("turn_number")?,
+    )?;
+    let branch = (body.take("branch")?, body.take("branch_name")?);
+    let branch = one_of("branch", branch.0, "branch_name", branch.1)?;
+    Ok((turn, branch))
+}
+
+/// Two names of one field.
+///
+/// # Errors
+/// 400 when they say different things.
+pub(super) fn one_of<T: PartialEq>(
+    name: &str,
+    value: Option<T>,
+    other: &str,
+    alias: Option<T>,
+) -> Result<Option<T>, ApiError> {
+    match (value, alias) {
+        (Some(value), Some(alias)) if value != alias => Err(ApiError::invalid(format!(
+            "`{name}` and `{other}` are the same, and say different things"
+        ))),
+        (value, alias) => Ok(value.or(alias)),
     }
 }
 

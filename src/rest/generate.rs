@@ -7,6 +7,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::Value;
 
+use super::conversations::{Whose, one_of};
 use super::error::{ApiError, ErrorType};
 use super::guard::Admitted;
 use super::names::checked;
@@ -29,6 +30,8 @@ const PATHS: [&str; 12] = [
     "/health",
     "/server_info",
 ];
+/// How a conversation is named where `session_id` is the server's own.
+pub(super) const NAMED: [&str; 1] = ["conversation_id"];
 /// Here the body says it.
 const RESTORE: &str = "/restore_snapshot";
 
@@ -49,7 +52,8 @@ pub async fn generate(
 ) -> Response {
     let work = async {
         let sent = Sent::read(request).await?;
-        let Some(ask) = sent.ask(&admitted).map_err(ApiError::into_response)? else {
+        let ask = sent.ask(&admitted, &["conversation_id", "session_id"]);
+        let Some(ask) = ask.map_err(ApiError::into_response)? else {
             return Err(ApiError::invalid("`conversation_id` is needed").into_response());
         };
         let gateway = shared.gateway().map_err(refusal)?;
@@ -67,11 +71,16 @@ pub async fn native(
 ) -> Response {
     let work = async {
         let mut sent = Sent::read(request).await?;
+        let ask = sent.ask(&admitted, &NAMED);
         if let Some(Ask {
             target, mut body, ..
-        }) = sent.ask(&admitted).map_err(ApiError::into_response)?
+        }) = ask.map_err(ApiError::into_response)?
         {
-            body.insert("session_id".into(), target.conversation.into());
+            let target = shared
+                .gateway()
+                .and_then(|gateway| gateway.resolved(target));
+            let conversation = target.map_err(refusal)?.conversation;
+            body.insert("session_id".into(), conversation.into());
             sent.body = Bytes::from(Value::Object(body).to_string());
         }
         sent.pass(&shared, &admitted).await
@@ -125,9 +134,20 @@ impl Sent {
         Ok(Sent { head, body })
     }
 
-    /// What it asks of a conversation; `None` where it names none, or is not JSON.
-    pub fn ask(&self, admitted: &Admitted) -> Result<Option<Ask>, ApiError> {
-        ask_of(&self.body, admitted)
+    /// What it asks of a conversation; `None` where it names none by these fields, or is not JSON.
+    pub fn ask(&self, admitted: &Admitted, names: &[&str]) -> Result<Option<Ask>, ApiError> {
+        let Some(mut ask) = ask_of(&self.body, admitted, names)? else {
+            return Ok(None);
+        };
+        let query = self.head.uri.query().unwrap_or_default();
+        let uri: axum::http::Uri = format!("/?{query}").parse().unwrap_or_default();
+        let whose = axum::extract::Query::<Whose>::try_from_uri(&uri);
+        let Whose { tenant } = whose
+            .map_err(|error| ApiError::invalid(error.body_text()))?
+            .0;
+        let tenant = checked("tenant", tenant)?;
+        ask.target.tenant = one_of("tenant", ask.target.tenant, "?tenant=", tenant)?;
+        Ok(Some(ask))
     }
 
     /// Sends it on.
@@ -155,7 +175,11 @@ fn names_conversation(body: &[u8]) -> bool {
 }
 
 /// What a body asks of a conversation.
-pub(super) fn ask_of(body: &[u8], admitted: &Admitted) -> Result<Option<Ask>, ApiError> {
+pub(super) fn ask_of(
+    body: &[u8],
+    admitted: &Admitted,
+    names: &[&str],
+) -> Result<Option<Ask>, ApiError> {
     let mut body = match serde_json::from_slice(body) {
         Ok(Value::Object(body)) => body,
         Ok(_) => return Ok(None),
@@ -165,31 +189,39 @@ pub(super) fn ask_of(body: &[u8], admitted: &Admitted) -> Result<Option<Ask>, Ap
         }
         Err(_) => return Ok(None),
     };
-    if body.get("conversation_id").is_none_or(Value::is_null) {
+    let given = |name: &&str| body.get(*name).is_some_and(|value| !value.is_null());
+    if !names.iter().any(given) {
         return Ok(None);
-    }
-    if body.get("tenant").is_some_and(|tenant| !tenant.is_null()) {
-        let text = "Conversations of a tenant cannot be generated from yet: leave `tenant` out";
-        return Err(ApiError::invalid(text));
     }
     let mut text = |name: &str| match body.remove(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => checked(name, Some(text)),
         Some(_) => Err(ApiError::invalid(format!("`{name}` is not a text"))),
     };
-    let conversation = text("conversation_id")?.unwrap_or_default();
-    let branch = text("branch")?.or(text("branch_name")?);
+    let tenant = text("tenant")?;
+    let mut conversation = None;
+    for name in names {
+        conversation = one_of("conversation_id", conversation, name, text(name)?)?;
+    }
+    let conversation = conversation.unwrap_or_default();
+    let branch = one_of(
+        "branch",
+        text("branch")?,
+        "branch_name",
+        text("branch_name")?,
+    )?;
     let mut turn = None;
     for name in ["turn", "turn_number"] {
         match body.remove(name) {
             None | Some(Value::Null) => {}
             Some(value) => {
                 let number = value.as_u64().and_then(|it| u32::try_from(it).ok());
-                turn = number.filter(|number| *number > 0);
-                if turn.is_none() {
+                let number = number.filter(|number| *number > 0);
+                if number.is_none() {
                     let text = format!("`{name}` is not a number that counts from 1");
                     return Err(ApiError::invalid(text));
                 }
+                turn = one_of("turn", turn, name, number)?;
             }
         }
     }
@@ -199,6 +231,7 @@ pub(super) fn ask_of(body: &[u8], admitted: &Admitted) -> Result<Option<Ask>, Ap
     Ok(Some(Ask {
         request_id: admitted.id.clone(),
         target: Target {
+            tenant,
             conversation,
             turn,
             branch,
@@ -245,7 +278,13 @@ pub(super) fn refusal(error: GatewayError) -> Response {
         GatewayError::Service(error) => return ApiError::from(error).into_response(),
         GatewayError::Upstream(UpstreamError::Refused(refusal)) => return refused(*refusal),
         GatewayError::NotConfigured | GatewayError::NotImplemented(_) => ErrorType::NotImplemented,
-        GatewayError::Invalid(_) => ErrorType::InvalidRequest,
+        GatewayError::Invalid(_) | GatewayError::TooLong(_) => ErrorType::InvalidRequest,
+        GatewayError::OtherNamespace(_) | GatewayError::OtherTenant => ErrorType::Mismatch,
+        // The same id never becomes free again there.
+        GatewayError::UsedRid(_) => {
+            let error = ApiError::new(ErrorType::Conflict, error.to_string());
+            return error.for_good().into_response();
+        }
         GatewayError::Unsupported(_) => ErrorType::Unsupported,
         GatewayError::Tokenization(_) => ErrorType::Tokenization,
         GatewayError::DuplicateRid(_) => ErrorType::Conflict,
@@ -283,7 +322,11 @@ mod tests {
             id: "r".into(),
             by_token: false,
         };
-        ask_of(body.as_bytes(), &admitted)
+        ask_of(
+            body.as_bytes(),
+            &admitted,
+            &["conversation_id", "session_id"],
+        )
     }
 
     #[test]
@@ -302,6 +345,25 @@ mod tests {
             r#"{"conversation_id":null,"turn":"x"}"#,
         ] {
             assert!(ask(none).unwrap().is_none(), "{none}");
+        }
+    }
+
+    #[test]
+    fn every_name_of_a_field_says_the_same() {
+        let session = ask(r#"{"session_id":"c","tenant":"t"}"#).unwrap().unwrap();
+        let Target {
+            tenant,
+            conversation,
+            ..
+        } = session.target;
+        assert_eq!((tenant.as_deref(), &*conversation), (Some("t"), "c"));
+        assert!(session.body.is_empty());
+        for bad in [
+            r#"{"session_id":"c","conversation_id":"d"}"#,
+            r#"{"session_id":"c","turn":1,"turn_number":2}"#,
+            r#"{"session_id":"c","branch":"a","branch_name":"b"}"#,
+        ] {
+            assert!(ask(bad).is_err(), "{bad}");
         }
     }
 

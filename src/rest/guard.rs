@@ -51,6 +51,7 @@ pub struct Guard {
     pub(super) open_probes: bool,
     pub(super) allowed_hosts: Vec<String>,
     pub(super) max_body: usize,
+    pub(super) max_generate_body: usize,
     pub(super) timeout: Duration,
     pub(super) in_flight: Arc<Semaphore>,
     pub(super) metrics: Metrics,
@@ -225,14 +226,18 @@ impl Guard {
     /// A request with its whole body in memory.
     async fn with_body(&self, request: Request) -> Result<(Parts, Bytes), ApiError> {
         let (head, body) = request.into_parts();
+        let most = match generates(head.uri.path(), None) {
+            true => self.max_generate_body,
+            false => self.max_body,
+        };
         let too_large = || {
-            let message = format!("The body is larger than {} bytes", self.max_body);
+            let message = format!("The body is larger than {most} bytes");
             ApiError::new(ErrorType::TooLarge, message)
         };
-        if body.size_hint().lower() > self.max_body as u64 {
+        if body.size_hint().lower() > most as u64 {
             return Err(too_large());
         }
-        let body = Limited::new(body, self.max_body).collect();
+        let body = Limited::new(body, most).collect();
         match tokio::time::timeout(self.timeout, body).await {
             Ok(Ok(body)) => Ok((head, body.to_bytes())),
             Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),

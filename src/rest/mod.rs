@@ -31,6 +31,7 @@ pub mod portable;
 mod probes;
 mod server;
 pub mod snapshots;
+mod stall;
 mod state;
 pub mod tokenize;
 
@@ -63,6 +64,7 @@ pub fn router(config: &Config, shared: Shared, metrics: Metrics) -> Result<Route
         open_probes: config.open_probes,
         allowed_hosts: config.allowed_hosts.clone(),
         max_body: usize::try_from(config.max_body.as_u64()).unwrap_or(usize::MAX),
+        max_generate_body: usize::try_from(config.max_generate_body.as_u64()).unwrap_or(usize::MAX),
         timeout: config.timeout,
         in_flight: Arc::new(Semaphore::new(config.max_requests as usize)),
         metrics,

@@ -36,6 +36,15 @@ pub struct SnapshotFilter {
     offset: usize,
 }
 
+/// Whose conversations.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ConversationFilter {
+    tenant: Option<String>,
+    limit: Option<usize>,
+    offset: usize,
+}
+
 /// `GET /v1/status`
 pub async fn status(State(shared): State<Shared>) -> Result<Json<StatusReply>, ApiError> {
     Ok(Json(shared.service()?.status()))
@@ -63,12 +72,19 @@ pub async fn workers(State(shared): State<Shared>) -> Result<Json<Value>, ApiErr
     ))
 }
 
-/// `GET /v1/conversations?limit=&offset=`, last changed first.
+/// `GET /v1/conversations?tenant=&limit=&offset=`, last changed first.
 pub async fn conversations(
     State(shared): State<Shared>,
-    Params(Page { limit, offset }): Params<Page>,
+    Params(filter): Params<ConversationFilter>,
 ) -> Result<Json<Value>, ApiError> {
-    let (conversations, total) = shared.service()?.conversations(rows(limit)?, offset);
+    let ConversationFilter {
+        tenant,
+        limit,
+        offset,
+    } = filter;
+    let (tenant, limit) = (checked("tenant", tenant)?, rows(limit)?);
+    let service = shared.service()?;
+    let (conversations, total) = service.conversations(tenant.as_deref(), limit, offset);
     Ok(Json(
         json!({ "conversations": conversations, "total": total }),
     ))

@@ -8,7 +8,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 
 use super::error::ApiError;
-use super::generate::{Sent, answer, refusal};
+use super::generate::{NAMED, Sent, answer, refusal};
 use super::guard::Admitted;
 use super::state::Shared;
 use crate::gateway::{Ask, Gateway, GatewayError, Reply};
@@ -49,7 +49,10 @@ where
 {
     let work = async {
         let sent = Sent::read(request).await?;
-        match sent.ask(admitted).map_err(ApiError::into_response)? {
+        match sent
+            .ask(admitted, &NAMED)
+            .map_err(ApiError::into_response)?
+        {
             Some(ask) => {
                 let gateway = shared.gateway().map_err(refusal)?;
                 with(Arc::clone(gateway), ask).await.map_err(refusal)

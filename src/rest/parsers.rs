@@ -157,7 +157,9 @@ fn ask(bytes: &[u8]) -> Result<Vec<u8>, String> {
         id: "r".into(),
         by_token: false,
     };
-    let Some(Ask { target, body, .. }) = ask_of(bytes, &admitted).map_err(told)? else {
+    let Some(Ask { target, body, .. }) =
+        ask_of(bytes, &admitted, &["conversation_id", "session_id"]).map_err(told)?
+    else {
         return Ok(b"null".to_vec());
     };
     let all = json!({

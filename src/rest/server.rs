@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
+use super::stall::Stall;
 use crate::service::Complaint;
 use crate::types::Millis;
 use crate::util::clock::{Clock as _, SystemClock};
@@ -52,6 +53,7 @@ pub struct Server {
 #[derive(Clone, Debug)]
 struct Limits {
     head_timeout: Duration,
+    write_timeout: Duration,
     places: Arc<Semaphore>,
 }
 
@@ -98,6 +100,7 @@ impl Server {
         };
         let limits = Limits {
             head_timeout: config.timeout,
+            write_timeout: config.write_timeout,
             places: Arc::new(Semaphore::new(config.max_connections as usize)),
         };
         Ok(Server { tcp, unix, limits })
@@ -216,7 +219,10 @@ impl Connections {
             .max_buf_size(HEAD_MAX)
             // A time before 1970 cannot be written as a date.
             .auto_date_header(self.clock.now() > Millis::default())
-            .serve_connection(TokioIo::new(stream), answer);
+            .serve_connection(
+                TokioIo::new(Stall::new(stream, self.limits.write_timeout)),
+                answer,
+            );
         self.tasks.spawn(async move {
             let _place = place;
             let mut connection = std::pin::pin!(connection);

@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::body::Fields;
+use super::conversations::one_of;
 use super::error::{ApiError, ErrorType};
 use super::generate;
 use super::guard::Admitted;
@@ -92,6 +93,7 @@ async fn resume(
         max_new_tokens,
         sampling,
         append_to,
+        namespace,
     } = create;
     let resume = Resume {
         request_id: admitted.id.clone(),
@@ -100,6 +102,8 @@ async fn resume(
         max_new_tokens,
         sampling,
         append_to,
+        rid: None,
+        namespace,
     };
     let gateway = shared.gateway().map_err(generate::refusal)?;
     let resumed = gateway.resume(resume).await;
@@ -193,12 +197,11 @@ pub async fn delete(
     mut body: Fields,
 ) -> Result<Json<Value>, ApiError> {
     let (select, whole) = delete_of(&mut body)?;
-    let conversation = select.conversation_id.clone();
-    let reply = shared
-        .service()?
-        .delete(DeleteRequest { select, whole })
-        .await?;
+    let service = shared.service()?;
+    let conversation = service.name_selected(&select);
+    let reply = service.delete(DeleteRequest { select, whole }).await;
     shared.deleted(conversation.as_deref());
+    let reply = reply?;
     let DeleteReply {
         snapshots,
         names,
@@ -268,6 +271,8 @@ pub(super) struct Create {
     pub max_new_tokens: u32,
     pub sampling: Option<Object>,
     pub append_to: Option<String>,
+    /// `cache_salt`, `extra_key` and `lora_path`, as far as they are said.
+    pub namespace: Object,
 }
 
 /// Which snapshot to bring into RAM, or to generate from.
@@ -278,6 +283,12 @@ pub(super) fn restore_of(body: &mut Fields) -> Result<RestoreBody, ApiError> {
     let request_id: Option<String> = body.take("request_id")?;
     let sampling: Option<Object> = body.take("sampling_params")?;
     let append_to: Option<String> = body.take("append_to")?;
+    let mut namespace = Object::new();
+    for name in ["cache_salt", "extra_key", "lora_path"] {
+        if let Some(text) = body.take::<String>(name)? {
+            namespace.insert(name.to_owned(), text.into());
+        }
+    }
     let pin_seconds: Option<f64> = body.take("pin_seconds")?;
     let snapshot = snapshot_id(body)?;
     let select = selector(body, snapshot, Need::Conversation)?;
@@ -297,6 +308,7 @@ pub(super) fn restore_of(body: &mut Fields) -> Result<RestoreBody, ApiError> {
             max_new_tokens,
             sampling,
             append_to,
+            namespace,
         }),
         (true, ..) => {
             return Err(ApiError::invalid(
@@ -326,6 +338,8 @@ pub(super) fn restore_of(body: &mut Fields) -> Result<RestoreBody, ApiError> {
 /// Which part of which list.
 pub(super) fn list_of(body: &mut Fields) -> Result<ListRequest, ApiError> {
     let conversation_id = checked("conversation_id", body.take("conversation_id")?)?;
+    let session = checked("session_id", body.take("session_id")?)?;
+    let conversation_id = one_of("conversation_id", conversation_id, "session_id", session)?;
     if conversation_id.is_none() {
         return Err(ApiError::invalid("`conversation_id` is needed"));
     }
@@ -382,10 +396,11 @@ pub(super) fn selector(
         return Err(ApiError::invalid("`turn_number` counts from 1"));
     }
     let mut name = |field: &str| checked(field, body.take(field)?);
+    let (conversation, session) = (name("conversation_id")?, name("session_id")?);
     let select = Selector {
         tenant: name("tenant")?,
         rid: name("rid")?,
-        conversation_id: name("conversation_id")?,
+        conversation_id: one_of("conversation_id", conversation, "session_id", session)?,
         turn_number,
         branch_name: name("branch_name")?,
         snapshot_id,

@@ -171,6 +171,10 @@ pub struct SnapshotRow {
     pub durable: bool,
     /// It is kept from eviction now (by name, by a pin, or by a restore).
     pub pinned: bool,
+    /// What keeps it: `pin` (somebody's mark), `branch` (its name), `restore` (for a time), `save` (until
+    /// it is on disk).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pinned_by: Vec<&'static str>,
     /// What somebody called it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,

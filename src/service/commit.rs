@@ -66,6 +66,9 @@ pub(super) enum CommitError {
     /// KV that was stored when the save was planned is gone.
     #[error("stored KV ends at token {stored}, {base} was counted on")]
     BaseLost { stored: u32, base: u32 },
+    /// What its request goes on from was deleted.
+    #[error("what the request goes on from was deleted")]
+    Forgotten,
     /// The namespace holds its quota.
     #[error("the namespace holds {} of {} bytes, {} are needed", .0.used, .0.quota, .0.need)]
     Quota(Over),
@@ -91,6 +94,7 @@ impl CommitError {
     pub fn status(&self) -> Status {
         match self {
             Self::BaseLost { .. } => Status::Lost,
+            Self::Forgotten => Status::Cancelled,
             Self::Quota(_) | Self::Store(StoreError::NoSpace { .. }) => Status::NoRoom,
             Self::Index(IndexError::Log(error)) if is_full(error) => Status::NoRoom,
             Self::Store(_) | Self::Index(_) => Status::Failed,
@@ -107,6 +111,10 @@ impl Service {
         hasher.update(commit.tokens);
         let now = self.clock.now();
         let mut core = self.core.lock();
+        if core.conversations.is_forgotten(commit.owner) {
+            drop(core);
+            return Err(CommitError::Forgotten);
+        }
         let rooms = std::mem::take(&mut commit.rooms);
         let id = match self.commit_locked(&mut core, &hasher, &commit, rooms) {
             Ok(id) => id,

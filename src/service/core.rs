@@ -333,6 +333,12 @@ impl Core {
         }
     }
 
+    /// Who may share with the snapshot, if that is anything else than everybody.
+    pub fn namespace_of(&self, snapshot: &SnapshotId) -> Option<Arc<Namespace>> {
+        let namespace = &self.records.get(snapshot)?.namespace;
+        (**namespace != Namespace::default()).then(|| Arc::clone(namespace))
+    }
+
     /// The snapshot is on disk.
     pub fn is_durable(&self, snapshot: &SnapshotId) -> bool {
         self.records

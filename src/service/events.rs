@@ -199,12 +199,14 @@ impl Service {
         let changed = self.event_log.last.subscribe();
         let last = *changed.borrow();
         let restarted = after.is_some_and(|after| after.boot != self.boot());
+        // Nobody can have read a number of the future: what was missed is not known, either.
+        let future = after.is_some_and(|after| !restarted && after.number > last);
         let after = match after {
             None => last,
             Some(_) if restarted => 0,
-            // A number of the future is taken for the last.
             Some(after) => after.number.min(last),
         };
+        let restarted = restarted || future;
         Ok(EventReader {
             service: Arc::clone(self),
             after,

@@ -88,7 +88,7 @@ pub use self::by_name::{ForkRequest, MarkRequest};
 pub use self::config::Config;
 pub use self::conversations::{
     BranchRow, Compared, Comparison, ConversationView, ForkRow, NO_TURN, OriginRow, Relation,
-    TokenStream, TreeNode, TreeTurn, TurnRow,
+    TOO_LONG, TokenStream, TreeNode, TreeTurn, TurnRow,
 };
 pub use self::error::{ErrorKind, ServiceError};
 pub use self::events::{Batch, EventId, EventReader, EventRow};

@@ -99,7 +99,10 @@ fn run(bell: &Bell, service: &Weak<Service>) {
 impl Service {
     /// Does one round of everything that is to be done. Returns how long nothing is due.
     pub(super) fn move_things(&self) -> Duration {
-        self.retain();
+        if self.retain() && !self.core.lock().queue.refs_failed {
+            // What was said is in the record before the state that held it is gone.
+            self.write_refs();
+        }
         self.remove_things();
         self.remove_again();
         self.give_tokens_back();

@@ -11,11 +11,9 @@ pub const COPY_BYTES_PER_SECOND: f64 = 20e9;
 /// What a restore takes beyond its copies: two rounds of the worker's scheduler.
 pub const OVERHEAD: Duration = Duration::from_millis(2);
 
-/// What is known of a restore before it begins.
+/// What a restore costs, as far as that is known before it begins.
 #[derive(Copy, Clone, Debug)]
 pub struct Facts {
-    /// Tokens that need no prefill thanks to it.
-    pub gain: u32,
     /// Bytes that move into the ring.
     pub bytes: u64,
     /// Bytes of them that come from disk first.
@@ -30,15 +28,20 @@ pub struct Facts {
     pub copy_bytes_per_second: f64,
 }
 
-/// Why the restore is better not made, if so.
-pub fn skip(config: &Config, facts: &Facts) -> Option<Miss> {
-    if facts.gain < config.min_restore_tokens {
+/// Why the restore is better not made, if so: `gain` tokens need no prefill thanks to it. The `facts` are
+/// gathered only where they can decide anything.
+pub fn skip(config: &Config, gain: u32, facts: impl FnOnce() -> Facts) -> Option<Miss> {
+    if gain < config.min_restore_tokens {
         return Some(Miss::BelowMinimum);
     }
+    if config.prefill_tokens_per_second.is_none() && !config.learn_prefill {
+        return None;
+    }
+    let facts = facts();
     let learned = facts
         .prefill_tokens_per_second
         .filter(|_| config.learn_prefill);
-    let prefill = f64::from(facts.gain) / config.prefill_tokens_per_second.or(learned)?;
+    let prefill = f64::from(gain) / config.prefill_tokens_per_second.or(learned)?;
     let seconds =
         |bytes: u64, queued: u64, speed: f64| bytes.saturating_add(queued) as f64 / speed.max(1.0);
     // What waits for the disk delays only what comes from there, too.
@@ -56,9 +59,8 @@ pub fn skip(config: &Config, facts: &Facts) -> Option<Miss> {
 mod tests {
     use super::*;
 
-    fn facts(gain: u32, disk_bytes: u64) -> Facts {
+    fn facts(disk_bytes: u64) -> Facts {
         Facts {
-            gain,
             bytes: 100 << 20,
             disk_bytes,
             queued: (0, 0),
@@ -74,14 +76,15 @@ mod tests {
             min_restore_tokens: 100,
             ..Config::default()
         };
-        assert_eq!(skip(&config, &facts(99, 0)), Some(Miss::BelowMinimum));
-        assert_eq!(skip(&config, &facts(100, 100 << 30)), None);
+        assert_eq!(skip(&config, 99, || facts(0)), Some(Miss::BelowMinimum));
+        let asked = || panic!("it cannot decide anything");
+        assert_eq!(skip(&config, 100, asked), None);
         for (fixed, learned) in [(Some(10_000.0), false), (None, true)] {
             config.prefill_tokens_per_second = fixed;
             config.learn_prefill = learned;
-            assert_eq!(skip(&config, &facts(10_000, 100 << 20)), None);
+            assert_eq!(skip(&config, 10_000, || facts(100 << 20)), None);
             assert_eq!(
-                skip(&config, &facts(10_000, 4 << 30)),
+                skip(&config, 10_000, || facts(4 << 30)),
                 Some(Miss::SlowerThanPrefill)
             );
         }
@@ -95,16 +98,16 @@ mod tests {
         };
         let after = |queued, disk_bytes| Facts {
             queued,
-            ..facts(10_000, disk_bytes)
+            ..facts(disk_bytes)
         };
         assert_eq!(
-            skip(&config, &after((4 << 30, 4 << 30), 1)),
+            skip(&config, 10_000, || after((4 << 30, 4 << 30), 1)),
             Some(Miss::SlowerThanPrefill)
         );
         // From RAM it does not wait for the disk.
-        assert_eq!(skip(&config, &after((4 << 30, 4 << 30), 0)), None);
+        assert_eq!(skip(&config, 10_000, || after((4 << 30, 4 << 30), 0)), None);
         assert_eq!(
-            skip(&config, &after((40 << 30, 0), 0)),
+            skip(&config, 10_000, || after((40 << 30, 0), 0)),
             Some(Miss::SlowerThanPrefill)
         );
     }

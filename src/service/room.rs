@@ -155,6 +155,7 @@ impl Service {
         match victim.snapshot {
             Some(snapshot) if victim.kind == ObjectKind::State => {
                 let instead = core.ancestor(&snapshot, |_, _| true);
+                core.keep_tokens(snapshot, instead.map_or(0, |(_, boundary)| boundary));
                 let removed = core.index.forget_state(&snapshot);
                 core.gone(removed, instead)
             }
@@ -189,6 +190,7 @@ impl Service {
     /// An object's copy on disk is missing or bad. Without another copy its snapshots are gone.
     pub(super) fn lost_on_disk(&self, object: &ObjectId) {
         let mut core = self.core.lock();
+        core.keep_tokens_of(object, TierKind::Disk);
         let removed = core.index.set_tier(object, TierKind::Disk, false);
         self.after_loss(core, removed);
     }

@@ -64,11 +64,19 @@ impl Service {
         Ok(ListReply { snapshots, total })
     }
 
-    /// Conversations, last changed first, and how many there are.
-    pub fn conversations(&self, limit: usize, offset: usize) -> (Vec<ConversationRow>, usize) {
+    /// Conversations of a tenant, or of none, last changed first, and how many there are.
+    pub fn conversations(
+        &self,
+        tenant: Option<&str>,
+        limit: usize,
+        offset: usize,
+    ) -> (Vec<ConversationRow>, usize) {
         let limit = if limit == 0 { DEFAULT_ROWS } else { limit };
         let core = self.core.lock();
-        let mut all: Vec<_> = core.conversations.iter().collect();
+        let its = core.conversations.iter();
+        let mut all: Vec<_> = its
+            .filter(|(key, _)| key.tenant.as_deref() == tenant)
+            .collect();
         let total = all.len();
         all.sort_by(|(a, one), (b, other)| (other.updated, a).cmp(&(one.updated, b)));
         let page = all.into_iter().skip(offset).take(limit);
@@ -222,6 +230,7 @@ impl Service {
             size_bytes: info.state_bytes.saturating_add(info.kv_bytes),
             durable: record.state == SaveState::Durable,
             pinned: is_pinned(&info, self.clock.now()),
+            pinned_by: pinned_by(core, &info, self.clock.now()),
             label: label.map(str::to_owned),
             fill_ids: None,
         })
@@ -394,6 +403,22 @@ pub(super) fn tier_of(info: &SnapshotInfo) -> TierKind {
 
 fn is_pinned(info: &SnapshotInfo, now: Millis) -> bool {
     info.names > 0 || info.pinned_until.is_some_and(|until| until > now)
+}
+
+fn pinned_by(core: &Core, info: &SnapshotInfo, now: Millis) -> Vec<&'static str> {
+    let mark = core.conversations.mark_of(info.id);
+    let record = core.records.get(&info.id);
+    let holds = [
+        ("pin", mark.is_some_and(|mark| mark.pinned)),
+        ("branch", core.conversations.is_branch(info.id)),
+        (
+            "restore",
+            info.pinned_until.is_some_and(|until| until > now),
+        ),
+        ("save", record.is_some_and(|record| record.waiters > 0)),
+    ];
+    let holds = holds.into_iter().filter(|(_, holds)| *holds);
+    holds.map(|(name, _)| name).collect()
 }
 
 pub(super) fn unknown_snapshot(id: &SnapshotId) -> ServiceError {

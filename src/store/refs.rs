@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::{Millis, SnapshotId, TokenId, hex};
+use crate::types::{Millis, Namespace, SnapshotId, TokenId, hex};
 
 use super::sealed_json::Record;
 
@@ -107,6 +107,9 @@ pub struct TurnRef {
     /// What was said in it: a JSON list of messages.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "text")]
     pub said: Option<Arc<str>>,
+    /// Who may share with it; absent: everybody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<Namespace>,
 }
 
 /// All that is known of a conversation.

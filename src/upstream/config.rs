@@ -22,6 +22,10 @@ pub struct Config {
     /// Default: absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_key_file: Option<PathBuf>,
+    /// The tenant that the server's worker is configured with: requests that go on with a conversation
+    /// must name it (`tenant`). Absent: none. Default: absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
     /// Folder with the model's `tokenizer.json` and chat template. Absent: the server tokenizes.
     /// Default: absent.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,6 +61,7 @@ impl Default for Config {
         Config {
             url: None,
             api_key_file: None,
+            tenant: None,
             tokenizer: None,
             connect_timeout: Duration::from_secs(5),
             idle_timeout: Duration::from_secs(120),
@@ -77,6 +82,7 @@ impl Config {
         let Config {
             url,
             api_key_file,
+            tenant,
             tokenizer,
             connect_timeout,
             idle_timeout,
@@ -93,7 +99,7 @@ impl Config {
         if let Err(problem) = self.key() {
             problems.push(problem);
         }
-        if url.is_none() && (api_key_file.is_some() || tokenizer.is_some()) {
+        if url.is_none() && (api_key_file.is_some() || tokenizer.is_some() || tenant.is_some()) {
             problems.push("upstream.url: missing, and other knobs of the section need it".into());
         }
         if let Some(folder) = tokenizer

@@ -34,6 +34,8 @@ pub use config::Config;
 pub use error::{Refusal, UpstreamError};
 pub use events::{Event, Events};
 
+/// A connection that turns out to be closed does so at once.
+const STALE_WITHIN: Duration = Duration::from_millis(500);
 /// How long an abort is tried.
 const ABORT_WAIT: Duration = Duration::from_secs(5);
 
@@ -46,6 +48,8 @@ pub struct Upstream {
 #[derive(Debug)]
 struct Inner {
     http: reqwest::Client,
+    /// Keeps no connection.
+    fresh: reqwest::Client,
     base: String,
     key: Option<HeaderValue>,
     limits: Limits,
@@ -70,15 +74,18 @@ impl Upstream {
         let Some(base) = config.base()? else {
             return Ok(None);
         };
-        let http = reqwest::Client::builder()
-            // A proxy of the environment is never meant for the server beside us.
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .tcp_nodelay(true)
-            .connect_timeout(config.connect_timeout)
-            .pool_max_idle_per_host(config.pool as usize)
-            .build()
-            .map_err(|error| error.to_string())?;
+        let client = |idle: usize| {
+            let client = reqwest::Client::builder()
+                // A proxy of the environment is never meant for the server beside us.
+                .no_proxy()
+                .redirect(reqwest::redirect::Policy::none())
+                .tcp_nodelay(true)
+                .connect_timeout(config.connect_timeout)
+                .pool_max_idle_per_host(idle);
+            client.build().map_err(|error| error.to_string())
+        };
+        let http = client(config.pool as usize)?;
+        let fresh = client(0)?;
         let limits = Limits {
             idle: config.idle_timeout,
             whole: config.timeout,
@@ -87,6 +94,7 @@ impl Upstream {
         Ok(Some(Upstream {
             inner: Arc::new(Inner {
                 http,
+                fresh,
                 base,
                 key: config.key()?,
                 limits,
@@ -202,11 +210,24 @@ impl Upstream {
         request: reqwest::RequestBuilder,
         deadline: Instant,
     ) -> Result<Response, UpstreamError> {
-        match timeout_at(deadline, request.send()).await {
-            Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(error::failed(&error)),
-            Err(_) => Err(UpstreamError::Timeout("no answer in time")),
-        }
+        let late = || UpstreamError::Timeout("no answer in time");
+        let request = request.build().map_err(|error| error::failed(&error))?;
+        let again = request.try_clone();
+        let asked = Instant::now();
+        let sent = timeout_at(deadline, self.inner.http.execute(request)).await;
+        let error = match sent.map_err(|_| late())? {
+            Ok(response) => return Ok(response),
+            Err(error) => error,
+        };
+        // A server closes a connection that was idle just when it is used again: nothing of this request
+        // was done, and nothing came back. One that it worked on for a while is not sent twice.
+        let stale = !error.is_connect() && !error.is_timeout() && asked.elapsed() < STALE_WITHIN;
+        let Some(again) = again.filter(|_| stale) else {
+            return Err(error::failed(&error));
+        };
+        let sent = timeout_at(deadline, self.inner.fresh.execute(again)).await;
+        sent.map_err(|_| late())?
+            .map_err(|error| error::failed(&error))
     }
 
     /// The whole body.

@@ -14,8 +14,7 @@ pub struct Fake {
 impl Fake {
     /// Answers every connection by `answer`, which gets the stream once a whole request was read.
     pub fn start(answer: impl Fn(&mut TcpStream) + Send + Sync + Clone + 'static) -> Fake {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (listener, url) = listen();
         let (sender, requests) = mpsc::channel();
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -34,8 +33,15 @@ impl Fake {
     }
 }
 
+/// A place to answer by hand, and its address.
+pub fn listen() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    (listener, url)
+}
+
 /// Head and body of one request.
-fn read_request(stream: &mut TcpStream) -> Option<Vec<u8>> {
+pub fn read_request(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut all = Vec::new();
     let mut piece = [0; 4096];
     loop {

@@ -5,11 +5,13 @@
 
 mod baseline;
 mod chat;
+mod clients;
 #[path = "../common/mod.rs"]
 mod common;
 mod fakes;
 mod gauntlet;
 mod heads;
+mod lasting;
 mod reduction;
 mod snapshot;
 mod stage;

@@ -100,6 +100,44 @@ fn last_error(text: &str) -> Value {
 }
 
 #[test]
+fn a_connection_that_was_closed_while_idle_is_tried_anew_once() {
+    let (listener, url) = crate::fakes::listen();
+    let served = std::thread::spawn(move || {
+        let mut served = 0;
+        for stream in listener.incoming().take(2) {
+            let mut stream = stream.unwrap();
+            crate::fakes::read_request(&mut stream).unwrap();
+            let head =
+                "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
+            stream.write_all(head.as_bytes()).unwrap();
+            served += 1;
+            if served == 1 {
+                // The next request on it finds it closed.
+                crate::fakes::read_request(&mut stream).unwrap();
+            }
+        }
+        served
+    });
+    let daemon = daemon(&url, &[]);
+    for _ in 0..2 {
+        assert_eq!(daemon.post("/generate", &json!({})).status, 200);
+    }
+    assert_eq!(served.join().unwrap(), 2);
+}
+
+#[test]
+fn what_passes_may_be_larger_than_what_the_daemon_itself_takes() {
+    let fake = Fake::start(|stream| say(stream, "200 OK", "application/json", b"{}"));
+    let daemon = daemon(&fake.url, &[]);
+    let body = json!({ "messages": [user(&"x".repeat(5 << 20))] });
+    assert_eq!(daemon.post("/v1/chat/completions", &body).status, 200);
+    assert_eq!(daemon.post("/list_snapshots", &body).status, 413);
+    let knobs = [("rest.max_generate_body", "1 MiB".into())];
+    let daemon = self::daemon(&fake.url, &knobs);
+    assert_eq!(daemon.post("/v1/chat/completions", &body).status, 413);
+}
+
+#[test]
 fn a_slow_server_is_a_typed_504() {
     let fake = Fake::start(|stream| {
         // Until the daemon gives up.
@@ -232,7 +270,7 @@ fn the_daemons_own_token_is_not_passed_on() {
 }
 
 /// Sends a request and reads until its first event, then leaves the connection to the caller.
-fn begin(place: &Place, body: &Value) -> TcpStream {
+pub fn begin(place: &Place, body: &Value) -> TcpStream {
     let Place::Tcp(address) = place else { panic!() };
     let mut stream = TcpStream::connect(address).unwrap();
     stream
@@ -249,7 +287,7 @@ fn begin(place: &Place, body: &Value) -> TcpStream {
     stream
 }
 
-fn read_to(stream: &mut TcpStream, mark: &str) -> String {
+pub fn read_to(stream: &mut TcpStream, mark: &str) -> String {
     let mut text = String::new();
     let mut piece = [0; 4096];
     while !text.contains(mark) {

@@ -300,8 +300,8 @@ impl Attach {
                 session.talk.tokens(req, tokens);
             }
             let computed = match tokens {
-                Some(_) => prompt,
-                None => inserted.min(prompt),
+                Some(tokens) if tokens.len() > prompt || finish != Finish::Abort => prompt,
+                _ => inserted.min(prompt),
             };
             session.talk.say(TurnFinished {
                 req,

@@ -309,15 +309,13 @@ impl Scheduler {
             donated = self.insert_last(index);
         }
         let running = self.running.remove(index);
-        let restored = match reason {
-            FinishReason::Abort => self.memory.aborted(&running.request.info, &mut self.device),
-            _ => self.memory.finished(
-                &running.request.info,
-                &running.tokens,
-                reason,
-                &mut self.device,
-            ),
-        };
+        // What was given up is told, too, to its last token, as SGLang's cache is.
+        let restored = self.memory.finished(
+            &running.request.info,
+            &running.tokens,
+            reason,
+            &mut self.device,
+        );
         let own = running.own_pages(self.device.kv.page_size()).to_vec();
         self.device.release_pages(own);
         let tracked = running.tracked.map(|(_, slot)| slot);

@@ -25,6 +25,11 @@ impl Service {
     pub async fn delete(&self, request: DeleteRequest) -> Result<DeleteReply, ServiceError> {
         let DeleteRequest { select, whole } = request;
         check_names(&select)?;
+        if select.snapshot_id.is_none() && !whole {
+            // What was said in a turn may be what others know their tokens by.
+            let key = self.core.lock().conversations.key_of(&select)?;
+            self.bring_back(&key).await?;
+        }
         let (reply, asked, keys, mark) = {
             let mut core = self.core.lock();
             let mark = core.queue.trouble.mark();
@@ -72,6 +77,7 @@ impl Service {
                 .filter_map(|object| Some((object, core.index.object(&object)?.bytes)))
                 .collect();
             let instead = core.ancestor(&id, |_, _| true);
+            core.keep_tokens(id, instead.map_or(0, |(_, boundary)| boundary));
             let removed = core.index.remove_snapshot(&id);
             core.note_deleted(&removed.snapshots);
             let removal = core.gone(removed, instead);
@@ -213,6 +219,7 @@ fn unname(core: &mut Core, select: &Selector, whole: bool) -> Result<Unnamed, Se
             Ok((vec![found.key], 1, doomed.into_iter().collect()))
         }
         (None, Some(turn)) => {
+            core.hand_over(&found.key, turn);
             let doomed = core.conversations.delete_turn(&found.key, turn);
             let mut doomed: Vec<SnapshotId> = doomed.into_iter().collect();
             doomed.extend(made_by(core, &found.key, found.rid.as_deref()));

@@ -84,7 +84,7 @@ impl Service {
     }
 
     /// What was said in the conversation is in memory.
-    async fn bring_back(&self, key: &ConversationKey) -> Result<(), ServiceError> {
+    pub(super) async fn bring_back(&self, key: &ConversationKey) -> Result<(), ServiceError> {
         while self.core.lock().conversations.is_shelved(key) {
             self.unshelve(key.clone()).await?;
         }
@@ -157,6 +157,7 @@ fn plant(core: &mut Core, select: &Selector, to: &ConversationKey) -> Result<(),
                 tail: None,
                 print: None,
                 said: None,
+                namespace: core.namespace_of(&id),
             });
             (turns, last)
         }

@@ -135,6 +135,7 @@ impl Service {
                 tail: source.and_then(|turn| turn.tail.clone()),
                 print: source.and_then(|turn| turn.print),
                 said: source.and_then(|turn| turn.said.clone()),
+                namespace: source.and_then(|turn| turn.namespace.clone()),
             };
             turn = Some(number);
             core.conversations.put_turn(key, ours.clone());

@@ -18,11 +18,16 @@
 //! # Tokens
 //! The tokens of a turn up to its boundary are the index's; those beyond, its *tail*, are kept here,
 //! also of turns that left no state. When a deeper snapshot of the turn appears the tail gets
-//! shorter. When the turn falls back to an ancestor the tail may begin too late: then the tokens are
-//! those of a later turn that begins with them, proven by digest, or they are not known any more,
-//! and that is what is answered. The record on disk has the tail from the boundary that is durable
+//! shorter. When the turn falls back to an ancestor its tail gets longer again, unless a later turn
+//! begins with its tokens ([`kept`]): then they are found there, proven by digest. Only what is damaged,
+//! or was never told, is not known, and that is what is answered. The record on disk has the tail from the boundary that is durable
 //! *there*, so that a crash loses nothing of it; a conversation is written down as soon as it has a
 //! durable snapshot or a turn whose tokens are all in its record.
+//!
+//! # Deletion, and clients that go
+//! What is deleted while an answer runs that goes on from it stays deleted: nothing of that answer is
+//! recorded. An answer whose client went away is a turn that ends with `abort`; without a word no turn
+//! goes on from it, see [`left`].
 //!
 //! # Bounds
 //! Tails and messages of all conversations together stay below [`shelf::IN_RAM`]: beyond, those that
@@ -30,6 +35,8 @@
 //! those of the latest turns that find room in it.
 
 mod ancestry;
+mod kept;
+mod left;
 mod marks;
 mod names;
 mod parts;
@@ -52,6 +59,7 @@ use crate::types::{Millis, SnapshotId};
 use crate::util::id_map::IdMap;
 
 pub use ancestry::Known;
+pub use left::LEFT;
 pub use marks::Mark;
 pub use parts::{
     Conversation, ConversationKey, Deferred, Ending, Live, NoRoom, Origin, Owner, Pace, Turn,
@@ -59,7 +67,7 @@ pub use parts::{
 pub use select::{Found, NO_TURN, Need, Pick};
 pub use shelf::IN_RAM;
 pub use stored::{Back, MAX_BRANCHES, Missing};
-pub use stream::TokenStream;
+pub use stream::{TOO_LONG, TokenStream};
 pub use tail::{Chain, Tail, digest_of, print_of};
 pub use view::{
     BranchRow, Compared, Comparison, ConversationView, ForkRow, OriginRow, Relation, TreeNode,
@@ -88,6 +96,8 @@ pub struct Conversations {
     prints: Prints,
     /// What was said in turns that are not over yet.
     said: shelf::Early,
+    /// Requests whose clients went away before a worker told of them.
+    left: left::Left,
     /// Bytes of tails and messages in memory.
     weight: usize,
 }
@@ -133,6 +143,8 @@ impl Conversations {
             tool_call: false,
             turn: None,
             changed: now,
+            forgotten: false,
+            left: self.left.take(key, rid),
         };
         let conversation = self.all.entry(key.clone()).or_insert_with(|| Conversation {
             unnamed,
@@ -198,7 +210,7 @@ impl Conversations {
         let conversation = self.all.get_mut(key)?;
         conversation.no_room = None;
         let now = now.max(conversation.updated);
-        let live = self.live(key, owner)?;
+        let live = self.live(key, owner).filter(|live| !live.forgotten)?;
         if live.snapshot.is_some() && boundary <= live.boundary {
             return None;
         }
@@ -244,12 +256,17 @@ impl Conversations {
             finish,
             tail,
             print,
+            namespace,
         } = ending;
         let key = &self.home(owner, key);
         let conversation = self.all.get_mut(key)?;
         let now = now.max(conversation.updated);
         let next = conversation.next_number();
         let live = conversation.live.get_mut(&owner)?;
+        if live.forgotten {
+            return None;
+        }
+        let finish = if live.left { LEFT } else { finish };
         live.tokens = total_tokens;
         live.changed = now;
         let number = *live.turn.get_or_insert(next);
@@ -269,6 +286,7 @@ impl Conversations {
             tail,
             print,
             said,
+            namespace,
         };
         turn.shrink_tail();
         conversation.updated = now;

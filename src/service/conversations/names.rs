@@ -160,13 +160,25 @@ impl Conversations {
             .turns
             .iter()
             .position(|turn| turn.number == number)?;
+        let latest = at + 1 == conversation.turns.len();
         let turn = conversation.turns.remove(at);
+        for live in conversation
+            .live
+            .values_mut()
+            .filter(|it| it.turn == Some(number))
+        {
+            live.forgotten = true;
+            (live.turn, live.snapshot, live.boundary) = (None, None, 0);
+        }
         if !conversation.has(&turn.rid) {
             self.forget_rid(key, &turn.rid);
         }
         self.prints.forget(key, &turn);
         self.weigh(turn.weight(), 0);
         self.dirty.insert(key.clone());
+        if latest {
+            self.forget_live(key);
+        }
         if let Some(id) = turn.snapshot {
             self.unname(id, key);
         }
@@ -195,7 +207,8 @@ impl Conversations {
         conversation.branches.clear();
         conversation.rules = None;
         for live in conversation.live.values_mut() {
-            live.turn = None;
+            live.forgotten = true;
+            (live.turn, live.snapshot, live.boundary) = (None, None, 0);
         }
         for turn in &turns {
             self.prints.forget(key, turn);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Mark, SavingRules, StreamPrint, Tail};
-use crate::types::{Millis, SessionId, SnapshotId};
+use crate::types::{Millis, Namespace, SessionId, SnapshotId};
 
 /// Name of a conversation within a tenant.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -44,6 +44,8 @@ pub struct Turn {
     pub print: Option<StreamPrint>,
     /// What was said in it: a JSON list of messages.
     pub said: Option<Arc<str>>,
+    /// Who may share with it, if that is anything else than everybody.
+    pub namespace: Option<Arc<Namespace>>,
 }
 
 /// How a request ended.
@@ -59,6 +61,8 @@ pub struct Ending {
     pub tail: Option<Tail>,
     /// What all of them are known by.
     pub print: Option<StreamPrint>,
+    /// Who may share with it, if that is anything else than everybody.
+    pub namespace: Option<Arc<Namespace>>,
 }
 
 /// When something of a conversation was let be written.
@@ -109,6 +113,10 @@ pub struct Live {
     pub turn: Option<u32>,
     /// When it last changed.
     pub changed: Millis,
+    /// What it goes on from was deleted: nothing of it is recorded.
+    pub forgotten: bool,
+    /// Its client went away before its answer was whole.
+    pub left: bool,
 }
 
 /// Why a state is not in RAM.

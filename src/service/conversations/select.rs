@@ -53,8 +53,8 @@ pub enum Pick {
 // === impl Conversations ===
 
 impl Conversations {
-    /// Whose tokens the selector means: a turn that finished, without any word the latest, with or
-    /// without a state.
+    /// Whose tokens the selector means: a turn that finished, without any word the latest whose answer
+    /// is whole, with or without a state.
     pub fn pick(&self, select: &Selector) -> Result<(ConversationKey, Pick), ServiceError> {
         let key = self.key_of(select)?;
         let conversation = self
@@ -81,7 +81,9 @@ impl Conversations {
                 turn.ok_or_else(|| not_found("turn", &number.to_string()))?
             }
             None => {
-                let latest = turns.max_by_key(|turn| (turn.finished, turn.number));
+                let whole = |turn: &&Turn| rid.is_some() || !turn.is_left();
+                let whole = turns.filter(whole);
+                let latest = whole.max_by_key(|turn| (turn.finished, turn.number));
                 latest.ok_or_else(|| ServiceError::TokensUnknown {
                     name: rid.unwrap_or(&key.name).to_owned(),
                     why: NO_TURN,

@@ -121,8 +121,11 @@ impl Conversations {
                 continue;
             }
             before += turn.weight();
-            if turn.tail.is_none() {
-                turn.tail = stored.tail.map(|tail| Tail::new(stored.boundary, tail));
+            if let Some(rest) = stored.tail.map(|tail| Tail::new(stored.boundary, tail)) {
+                turn.tail = Some(match turn.tail.take() {
+                    Some(head) => head.followed_by(rest),
+                    None => rest,
+                });
                 turn.shrink_tail();
             }
             turn.said = turn.said.take().or(stored.said);

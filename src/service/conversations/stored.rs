@@ -24,8 +24,16 @@ pub const MAX_BRANCHES: usize = 4096;
 /// Turns that are written with what their tokens are known by: the last so many.
 const MAX_PRINTS: usize = 4096;
 
-/// Tokens beyond snapshots that are written of one conversation, the latest first: 2 MiB of digits.
-const MAX_TAILS: usize = 300_000;
+/// Tokens beyond snapshots that are written of one conversation, the latest first: 8 MiB of digits, so
+/// that one without any state is known to its end.
+const MAX_TAILS: usize = 1 << 20;
+
+/// Bytes that a record may take, without its messages.
+const MAX_RECORD: usize = 12 << 20;
+
+/// Bytes of a turn in a record, without its tail and its messages, and of a token with its comma.
+const TURN_BYTES: usize = 256;
+const TOKEN_BYTES: usize = 8;
 
 /// Bytes of messages that are written of one conversation, the latest first.
 const MAX_SAID: usize = 3 << 20;
@@ -56,12 +64,13 @@ impl Core {
     pub fn stored(&self, key: &ConversationKey) -> Option<ConversationRef> {
         let conversation = self.conversations.get(key)?;
         let skip = conversation.turns.len().saturating_sub(MAX_TURNS);
+        let turns = conversation.turns.get(skip..).unwrap_or_default();
+        let tokens = MAX_RECORD.saturating_sub(turns.len().saturating_mul(TURN_BYTES));
         let mut room = Room {
             turns: 0,
-            tokens: MAX_TAILS,
+            tokens: MAX_TAILS.min(tokens / TOKEN_BYTES),
             said: MAX_SAID,
         };
-        let turns = conversation.turns.get(skip..).unwrap_or_default();
         let later = turns.iter().skip(1).map(Some).chain([None]);
         let pairs: Vec<_> = turns.iter().zip(later).collect();
         let mut turns: Vec<TurnRef> = pairs
@@ -148,6 +157,7 @@ impl Core {
             tail,
             print: turn.print.filter(|_| room.turns <= MAX_PRINTS),
             said: said.cloned(),
+            namespace: turn.namespace.as_deref().cloned(),
         }
     }
 
@@ -301,6 +311,8 @@ impl Back {
         };
         let mut weight = 0;
         for turn in turns {
+            let before = conversation.turns.last();
+            let shared = before.and_then(|before: &Turn| before.namespace.clone());
             let turn = Turn {
                 number: turn.turn,
                 snapshot: turn.snapshot,
@@ -313,6 +325,10 @@ impl Back {
                 tail: turn.tail.map(|tail| Tail::new(turn.boundary, tail)),
                 print: turn.print,
                 said: turn.said,
+                namespace: turn.namespace.map(|its| {
+                    let same = shared.filter(|before| **before == its);
+                    same.unwrap_or_else(|| Arc::new(its))
+                }),
             };
             weight += turn.weight();
             if let Some(tail) = &turn.tail {

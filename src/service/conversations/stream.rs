@@ -8,12 +8,13 @@ use super::super::by_name::check_names;
 use super::super::core::Core;
 use super::super::error::ServiceError;
 use super::super::rows::{called, unknown_snapshot};
+use super::kept::LATER;
 use super::{ConversationKey, Pick, Turn, digest_of, shelf};
 use crate::store;
-use crate::types::{SnapshotId, TokenId};
+use crate::types::{Namespace, SnapshotId, TokenId};
 
-/// Later turns in which the tokens of one are looked for.
-const LATER: usize = 16;
+/// Why the tokens of a conversation are not known that has too many.
+pub const TOO_LONG: &str = "there are more than service.max_prompt_tokens";
 
 /// The exact tokens of a conversation up to the end of a turn: prompt and answer.
 #[derive(Clone, PartialEq, Debug)]
@@ -30,11 +31,16 @@ pub struct TokenStream {
     pub rid: Arc<str>,
     /// What was said up to the turn's end, if that is known of every turn.
     pub messages: Option<Vec<serde_json::Value>>,
+    /// Who may share with it.
+    pub namespace: Arc<Namespace>,
 }
+
+/// What was said in each turn, if that is known of every one.
+type Words = Option<Vec<Arc<str>>>;
 
 /// A stream, or where to look for its tokens.
 enum Stream {
-    Known(TokenStream, Vec<Arc<str>>),
+    Known(TokenStream, Words),
     /// What is on disk alone is to come back first.
     Shelved(ConversationKey),
     /// In one of these turns, proven by the digest.
@@ -65,13 +71,52 @@ impl Service {
             Stream::Shelved(_) => unreachable!("the loop above goes on with it"),
             Stream::Later(key, turn, later) => self.begun_by(&key, &turn, &later)?,
         };
-        let lists = said
-            .iter()
-            .map(|said| serde_json::from_str::<Vec<serde_json::Value>>(said).ok());
-        let lists: Option<Vec<_>> = lists.collect();
-        let all = lists.filter(|lists| !lists.is_empty() && lists.len() == stream.turn as usize);
-        stream.messages = all.map(|lists| lists.into_iter().flatten().collect());
+        let read = |said: Vec<Arc<str>>| -> Option<Vec<Vec<serde_json::Value>>> {
+            let lists = said.iter().map(|said| serde_json::from_str(said).ok());
+            lists.collect()
+        };
+        let lists = said.and_then(read);
+        stream.messages = lists.map(|lists| lists.into_iter().flatten().collect());
         Ok(stream)
+    }
+
+    /// The own name of the conversation that a name or a request's id stands for.
+    pub fn own_name(&self, tenant: Option<&str>, name: &str) -> Option<String> {
+        let key = ConversationKey::new(tenant, name);
+        let core = self.core.lock();
+        Some(core.conversations.alias(&key)?.name.to_string())
+    }
+
+    /// The own name of the conversation that a selector is about, if it is about one.
+    pub fn name_selected(&self, select: &Selector) -> Option<String> {
+        let core = self.core.lock();
+        let key = match select.snapshot_id {
+            Some(id) => called(&core, id).key,
+            None => core.conversations.key_of(select).ok(),
+        };
+        Some(key?.name.to_string())
+    }
+
+    /// Who may share with the snapshot.
+    pub fn namespace_of(&self, snapshot: &SnapshotId) -> Arc<Namespace> {
+        self.core.lock().namespace_of(snapshot).unwrap_or_default()
+    }
+
+    /// A request begins; whether some turn of the conversation is of a request of this id already.
+    pub fn has_turn_of(&self, tenant: Option<&str>, conversation: &str, rid: &str) -> bool {
+        let key = ConversationKey::new(tenant, conversation);
+        let mut core = self.core.lock();
+        core.conversations.come_back(&key, &Arc::from(rid));
+        let conversation = core.conversations.get(&key);
+        conversation.is_some_and(|it| it.turns.iter().any(|turn| *turn.rid == *rid))
+    }
+
+    /// The client of a request went away before its answer was whole: without a word no turn goes on
+    /// from it.
+    pub fn client_left(&self, tenant: Option<&str>, conversation: &str, rid: &str) {
+        let key = ConversationKey::new(tenant, conversation);
+        self.core.lock().conversations.leave(&key, &Arc::from(rid));
+        self.wake.notify_one();
     }
 
     /// Notes what a turn said, beside its tokens: its new messages and its answer. It may come before
@@ -133,7 +178,7 @@ impl Service {
         key: &ConversationKey,
         turn: &Turn,
         later: &[u32],
-    ) -> Result<(TokenStream, Vec<Arc<str>>), ServiceError> {
+    ) -> Result<(TokenStream, Words), ServiceError> {
         for number in later {
             let tokens = {
                 let core = self.core.lock();
@@ -153,7 +198,10 @@ impl Service {
         }
         Err(ServiceError::TokensUnknown {
             name: key.name.to_string(),
-            why: "its snapshot is gone, and no later turn begins with them",
+            why: match turn.total_tokens > self.config.max_prompt_tokens {
+                true => TOO_LONG,
+                false => "they were not told, or went with damaged files",
+            },
         })
     }
 }
@@ -192,8 +240,10 @@ impl Core {
             let said = self.said_until(&key, number);
             return Ok(Stream::Known(of_turn(turn, tokens), said));
         }
-        let longer =
-            |other: &&Turn| other.number > number && other.total_tokens >= turn.total_tokens;
+        let longer = |other: &&Turn| {
+            let known = other.beyond().is_some();
+            known && other.number > number && other.total_tokens >= turn.total_tokens
+        };
         let later = conversation.turns.iter().filter(longer).take(LATER);
         let later = later.map(|other| other.number).collect();
         Ok(Stream::Later(key, turn.clone(), later))
@@ -205,7 +255,8 @@ impl Core {
         if !self.index.read_tokens(&id, &mut tokens) {
             return Err(ServiceError::Data(format!("the tokens of snapshot {id}")));
         }
-        let rid = self.records.get(&id).and_then(|record| record.rid.clone());
+        let record = self.records.get(&id);
+        let rid = record.and_then(|record| record.rid.clone());
         let stream = TokenStream {
             boundary: u32::try_from(tokens.len()).unwrap_or(u32::MAX),
             tokens,
@@ -213,12 +264,15 @@ impl Core {
             snapshot: Some(id),
             rid: rid.unwrap_or_else(|| Arc::from("")),
             messages: None,
+            namespace: record
+                .map(|record| Arc::clone(&record.namespace))
+                .unwrap_or_default(),
         };
-        Ok(Stream::Known(stream, Vec::new()))
+        Ok(Stream::Known(stream, None))
     }
 
     /// The tokens of a turn, if its snapshot and its tail have them all.
-    fn tokens_of(&self, turn: &Turn) -> Option<Vec<TokenId>> {
+    pub(super) fn tokens_of(&self, turn: &Turn) -> Option<Vec<TokenId>> {
         let beyond = turn.beyond()?;
         let mut tokens = Vec::with_capacity(turn.total_tokens as usize);
         if let Some(id) = &turn.snapshot
@@ -230,12 +284,19 @@ impl Core {
         (tokens.len() == turn.total_tokens as usize).then_some(tokens)
     }
 
-    /// What was said in the turns up to this one, as far as it is known.
-    fn said_until(&self, key: &ConversationKey, number: u32) -> Vec<Arc<str>> {
-        let conversation = self.conversations.get(key);
-        let turns = conversation.map_or(&[][..], |it| it.turns.as_slice());
-        let turns = turns.iter().take_while(|turn| turn.number <= number);
-        turns.filter_map(|turn| turn.said.clone()).collect()
+    /// What was said in the turns up to this one, if it is known of every one that it goes on from.
+    fn said_until(&self, key: &ConversationKey, number: u32) -> Words {
+        let turns = self.conversations.get(key)?.turns.iter();
+        let turns: Vec<_> = turns.take_while(|turn| turn.number <= number).collect();
+        if turns.len() != number as usize {
+            // One of them was deleted: its words are in the tokens, still.
+            return None;
+        }
+        // Nothing goes on without a word from an answer whose client went.
+        let whole = turns
+            .into_iter()
+            .filter(|turn| turn.number == number || !turn.is_left());
+        whole.map(|turn| turn.said.clone()).collect()
     }
 }
 
@@ -247,5 +308,6 @@ fn of_turn(turn: &Turn, tokens: Vec<TokenId>) -> TokenStream {
         snapshot: turn.snapshot,
         rid: Arc::clone(&turn.rid),
         messages: None,
+        namespace: turn.namespace.clone().unwrap_or_default(),
     }
 }

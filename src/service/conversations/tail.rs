@@ -56,6 +56,19 @@ impl Tail {
         Some(self.tokens().get(skip..).unwrap_or_default())
     }
 
+    /// All of it, and what `rest` has beyond it; what does not join on stays as it is.
+    pub(super) fn followed_by(self, rest: Self) -> Self {
+        let end = u32::try_from(self.tokens().len()).ok();
+        let end = end.and_then(|len| self.start.checked_add(len));
+        match end.and_then(|end| rest.beyond(end)) {
+            Some(more) if !more.is_empty() => {
+                let all = [self.tokens(), more].concat();
+                Self::new(self.start, Arc::from(all))
+            }
+            _ => self,
+        }
+    }
+
     /// Bytes that it keeps in memory.
     fn weight(&self) -> usize {
         match self.shared {
@@ -217,6 +230,22 @@ mod tests {
         assert_eq!(it.beyond(11), None);
         it.shrink(5);
         assert_eq!(it.start(), 12);
+    }
+
+    #[test]
+    fn what_was_kept_apart_joins_on() {
+        let joined = |head: &Tail, rest: &Tail| head.clone().followed_by(rest.clone());
+        let head = tail(2, &[3, 4]);
+        for rest in [
+            tail(4, &[5, 6]),
+            tail(3, &[4, 5, 6]),
+            tail(0, &[1, 2, 3, 4, 5, 6]),
+        ] {
+            assert_eq!(joined(&head, &rest).beyond(2), Some(&[3, 4, 5, 6][..]));
+        }
+        for rest in [tail(5, &[6]), tail(2, &[3, 4]), tail(2, &[3])] {
+            assert_eq!(joined(&head, &rest).beyond(2), Some(&[3, 4][..]));
+        }
     }
 
     #[test]

@@ -372,6 +372,7 @@ fn the_memory_of_what_was_said_is_counted_and_bounded() {
         tail: Some(Arc::from(&tokens[..total_tokens as usize])),
         print: None,
         said: Some(Arc::from("[1]")),
+        namespace: None,
     };
     // One that is another turn by now is not put back.
     stored.turns = vec![turn(1, 300), turn(2, 401)];

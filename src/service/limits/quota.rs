@@ -201,6 +201,7 @@ impl Service {
     /// A snapshot goes from the index with all that it alone needs.
     pub(super) fn take_away(core: &mut Core, id: &SnapshotId) -> Removal {
         let instead = core.ancestor(id, |_, _| true);
+        core.keep_tokens(*id, instead.map_or(0, |(_, boundary)| boundary));
         let removed = core.index.remove_snapshot(id);
         core.gone(removed, instead)
     }

@@ -98,6 +98,7 @@ impl Service {
             tail: None,
             print: None,
             said: None,
+            namespace: core.namespace_of(&id),
         };
         core.conversations.put_turn(key, turn);
         Ok(true)

@@ -247,8 +247,7 @@ impl Session {
             .filter(missing)
             .map(|part| part.bytes)
             .fold(0, u64::saturating_add);
-        let facts = Facts {
-            gain: boundary - device_boundary,
+        let facts = || Facts {
             bytes: moved,
             disk_bytes: from_disk,
             queued: self.queued(),
@@ -256,7 +255,7 @@ impl Session {
             disk_bytes_per_second: self.service.promoter.speed(),
             copy_bytes_per_second: self.worker.costs.copies(),
         };
-        let skip = policy::skip(&self.service.config, &facts);
+        let skip = policy::skip(&self.service.config, boundary - device_boundary, facts);
         let too_many = parts.len().saturating_mul(8) as u64
             > self.service.config.down_capacity.as_u64() / 4 - 256;
         if skip.is_some() || too_many {

@@ -85,6 +85,10 @@ impl Session {
             return Err(DeclineReason::NoRoom);
         }
         let request = self.requests.get(req).ok_or(bad)?;
+        let owner = (self.worker.session, req);
+        if self.service.core.lock().conversations.is_forgotten(owner) {
+            return Err(DeclineReason::NotSaved);
+        }
         let tokens = request.prefix(boundary).ok_or(bad)?;
         let key = TreeKey {
             fingerprint: model.fingerprint,

@@ -9,6 +9,7 @@ use crate::proto::channel::layout::{DeclineReason, RevokeReason, Status};
 use crate::proto::channel::msg::{Epoch, RequestOpen, Tokens, TokensWide, TurnFinished};
 use crate::service::api;
 use crate::service::conversations::{Chain, Ending, Tail, digest_of, print_of};
+use crate::types::Namespace;
 
 impl Session {
     pub(super) async fn request_open(&mut self, open: RequestOpen) -> Ended {
@@ -115,6 +116,8 @@ impl Session {
                 .filter(|_| spoken)
                 .map(|tail| Tail::new(boundary, Arc::from(tail))),
             print: spoken.then(|| print_of(&namespace, &request.tokens)),
+            namespace: (*request.namespace != Namespace::default())
+                .then(|| Arc::clone(&request.namespace)),
         };
         let mut core = self.service.core.lock();
         if let Some(known) = &ancestor {

@@ -352,3 +352,61 @@ async fn retention_takes_no_last_copy_that_is_not_on_disk() {
     let written = world.metric("engram_durable_snapshots_total");
     assert_eq!(written, 1.0, "it went before it was on disk");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_newer_one_goes_in_place_of_one_that_is_kept_for_a_time() {
+    for bytes in [false, true] {
+        let (world, mut fake, clock) = aging(|settings| {
+            let limits = &mut settings.config.limits;
+            match bytes {
+                true => limits.keep_bytes = Some(ByteSize(2 * SIZE)),
+                false => limits.keep_snapshots = Some(2),
+            }
+        })
+        .await;
+        let mut all = Vec::new();
+        for seed in 0..4 {
+            all.push(keep(&mut fake, seed).await);
+            clock.advance(Duration::from_millis(5));
+            if seed == 1 {
+                // As a request that goes on from there does.
+                for id in &all {
+                    let request = RestoreRequest {
+                        select: Selector::snapshot(*id),
+                        pin_for: Some(Duration::from_secs(90)),
+                    };
+                    world.service.restore(request).await.unwrap();
+                }
+                clock.advance(Duration::from_millis(5));
+            }
+        }
+        world.all_durable().await;
+        pass(&world, &clock, Duration::from_secs(61)).await;
+        assert!(all.iter().all(|id| is_here(&world, *id)), "bytes: {bytes}");
+        // Once that time is over the oldest go.
+        pass(&world, &clock, Duration::from_secs(61)).await;
+        let here: Vec<bool> = all.iter().map(|id| is_here(&world, *id)).collect();
+        assert_eq!(here, [false, false, true, true], "bytes: {bytes}");
+        world.check();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_said_outlives_retention() {
+    let (world, mut fake, clock) = aging(|settings| {
+        settings.config.limits.keep_for = Some(Duration::from_secs(60));
+    })
+    .await;
+    let id = keep(&mut fake, 0).await;
+    world.all_durable().await;
+    pass(&world, &clock, Duration::from_secs(61)).await;
+    assert!(!is_here(&world, id));
+    let known = async |world: &World| {
+        let select = Selector::conversation("c0");
+        let stream = world.service.token_stream(&select).await.unwrap();
+        assert_eq!((stream.tokens, stream.snapshot), (prompt(0, 1500), None));
+    };
+    known(&world).await;
+    let world = world.killed().await;
+    known(&world).await;
+}

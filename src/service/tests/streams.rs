@@ -150,7 +150,7 @@ async fn a_crash_before_the_state_is_durable_loses_no_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_that_went_with_their_snapshot_are_found_in_a_later_turn_or_said_to_be_unknown() {
+async fn tokens_stay_when_their_snapshot_goes() {
     let world = World::new().await;
     let mut fake = Fake::attach(&world).await;
     let tokens = prompt(1, 3000);
@@ -168,18 +168,97 @@ async fn tokens_that_went_with_their_snapshot_are_found_in_a_later_turn_or_said_
     delete(first).await;
     is_known(&world, turn("c", 1), &tokens[..1100], 0).await;
     delete(second).await;
-    for number in [1, 2] {
-        assert_eq!(
-            kind(&world, turn("c", number)).await,
-            ErrorKind::TokensUnknown
-        );
-    }
+    let both = async |world: &World| {
+        is_known(world, turn("c", 1), &tokens[..1100], 0).await;
+        is_known(world, turn("c", 2), &tokens[..2100], 0).await;
+    };
+    both(&world).await;
+    // Over a restart, too.
+    world.all_durable().await;
+    let world = world.killed().await;
+    both(&world).await;
+    let mut fake = Fake::attach(&world).await;
     // What is said next begins with them.
     fake.turn("c", &tokens, 2816).await;
     fake.heard_all().await;
+    both(&world).await;
+    is_known(&world, turn("c", 3), &tokens, 2816).await;
+    let latest = DeleteRequest {
+        select: turn("c", 2),
+        whole: false,
+    };
+    world.service.delete(latest).await.unwrap();
+    is_known(&world, turn("c", 1), &tokens[..1100], 0).await;
+    is_known(&world, turn("c", 3), &tokens, 2816).await;
+    world.check();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_that_is_deleted_leaves_the_tokens_that_others_know_by_it() {
+    let world = World::new().await;
+    let mut fake = Fake::attach(&world).await;
+    let tokens = prompt(1, 3000);
+    let delete = async |select| {
+        let request = DeleteRequest {
+            select,
+            whole: false,
+        };
+        world.service.delete(request).await.unwrap();
+    };
+    let first = fake.turn("c", &tokens[..1100], 1024).await;
+    let second = fake.turn("c", &tokens[..2100], 2048).await;
+    fake.turn("c", &tokens, 2816).await;
+    fake.heard_all().await;
+    // The third alone has what was said in the others.
+    delete(Selector::snapshot(first)).await;
+    delete(Selector::snapshot(second)).await;
+    delete(turn("c", 3)).await;
+    is_known(&world, turn("c", 2), &tokens[..2100], 0).await;
+    is_known(&world, turn("c", 1), &tokens[..1100], 0).await;
+    world.check();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_stay_when_the_rest_of_them_is_on_disk_alone() {
+    let world = World::new().await;
+    let mut fake = Fake::attach(&world).await;
+    let tokens = prompt(1, 3000);
+    let id = fake.turn("c", &tokens[..1100], 1024).await;
+    fake.heard_all().await;
+    world.all_durable().await;
+    world.service.core.lock().conversations.shelve(0, true);
+    let request = DeleteRequest {
+        select: Selector::snapshot(id),
+        whole: false,
+    };
+    world.service.delete(request).await.unwrap();
+    is_known(&world, turn("c", 1), &tokens[..1100], 0).await;
+    world.all_durable().await;
+    let world = world.killed().await;
+    is_known(&world, turn("c", 1), &tokens[..1100], 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_stay_when_a_part_of_their_snapshot_is_found_missing() {
+    let world = World::new().await;
+    let mut fake = Fake::attach(&world).await;
+    let tokens = prompt(1, 3000);
+    fake.turn("c", &tokens[..1100], 1024).await;
+    fake.turn("c", &tokens[..2100], 2048).await;
+    fake.heard_all().await;
+    world.all_durable().await;
+    // From disk alone, and there the first KV is gone: nothing of it can be restored.
+    let world = world.killed().await;
+    let first = {
+        let core = world.service.core.lock();
+        let id = core.index.iter().next().unwrap();
+        core.index.hit(&id).unwrap().kv[0].object
+    };
+    world.service.lost_on_disk(&first);
+    assert_eq!(world.service.status().snapshots, 0);
     is_known(&world, turn("c", 1), &tokens[..1100], 0).await;
     is_known(&world, turn("c", 2), &tokens[..2100], 0).await;
-    is_known(&world, turn("c", 3), &tokens, 2816).await;
+    world.check();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -203,12 +282,11 @@ async fn a_turn_that_falls_back_to_an_ancestor_keeps_what_is_still_known() {
         whole: false,
     };
     world.service.delete(request).await.unwrap();
-    assert_eq!(kind(&world, turn("c", 2)).await, ErrorKind::TokensUnknown);
+    is_known(&world, turn("c", 2), &tokens[..2100], 1024).await;
     is_known(&world, turn("c", 1), &tokens[..1100], 1024).await;
-    // An honest answer over a restart, too.
     world.all_durable().await;
     let world = world.killed().await;
-    assert_eq!(kind(&world, turn("c", 2)).await, ErrorKind::TokensUnknown);
+    is_known(&world, turn("c", 2), &tokens[..2100], 1024).await;
     is_known(&world, turn("c", 1), &tokens[..1100], 1024).await;
 }
 
@@ -232,7 +310,7 @@ async fn requests_without_a_name_go_on_with_what_their_prompt_begins_with() {
     let mut other = tokens[..1100].to_vec();
     other.extend(prompt(2, 1000));
     fake.unnamed("r3", &other, 1200, 2048).await;
-    let (rows, total) = world.service.conversations(0, 0);
+    let (rows, total) = world.service.conversations(None, 0, 0);
     assert_eq!(total, 2);
     let names: Vec<_> = rows
         .iter()
@@ -274,7 +352,7 @@ async fn a_save_that_ends_after_its_request_went_on_finds_the_conversation() {
     fake.saved(save).await.unwrap();
     fake.say(RequestClose { req });
     is_known(&world, turn("r1", 2), &tokens[..2100], 2048).await;
-    let (_, total) = world.service.conversations(0, 0);
+    let (_, total) = world.service.conversations(None, 0, 0);
     assert_eq!(total, 1);
 }
 

@@ -182,6 +182,7 @@ pub(super) fn conversations() -> Vec<Case> {
         tail: None,
         print: None,
         said: None,
+        namespace: None,
     };
     let mut whole = refs::ConversationRef::new(Some("t".into()), "../\u{202e}c".into(), Millis(9));
     whole.turns = vec![turn(1), turn(2), turn(5)];

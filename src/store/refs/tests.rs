@@ -14,6 +14,7 @@ fn turn(turn: u32) -> TurnRef {
         tail: None,
         print: None,
         said: None,
+        namespace: None,
     }
 }
 

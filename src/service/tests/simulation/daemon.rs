@@ -302,6 +302,7 @@ impl Daemon {
             finish: "stop",
             tail: Some(Tail::new(boundary, Arc::from(&tokens[boundary as usize..]))),
             print: Some(print_of(&self.key().namespace, tokens)),
+            namespace: None,
         };
         core.conversations.finish(key, owner, ending, now);
         core.conversations.close(key, owner);

@@ -176,6 +176,7 @@ impl TrueStore {
             tail: None,
             print: None,
             said: None,
+            namespace: None,
         });
         start.refs().put(&conversation).unwrap();
         let rel = layout::conversation(&conversation.key());
