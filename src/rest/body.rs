@@ -17,9 +17,14 @@ use super::error::{ApiError, ErrorType};
 #[derive(Debug)]
 pub struct Fields(Map<String, Value>);
 
-/// The query string.
+/// The query string. A type that denies unknown fields refuses unknown parameters.
 #[derive(Debug)]
 pub struct Params<T>(pub T);
+
+/// No parameter at all.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Nothing {}
 
 impl<S: Send + Sync> FromRequest<S> for Fields {
     type Rejection = ApiError;
@@ -77,6 +82,14 @@ impl Fields {
 }
 
 impl Fields {
+    /// All of it as one type, which denies what it does not know.
+    ///
+    /// # Errors
+    /// 400 which names the field.
+    pub fn whole<T: DeserializeOwned>(self) -> Result<T, ApiError> {
+        T::deserialize(Value::Object(self.0)).map_err(|error| ApiError::invalid(error.to_string()))
+    }
+
     /// What was not taken.
     pub fn rest(&self) -> &Map<String, Value> {
         &self.0

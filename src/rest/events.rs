@@ -17,6 +17,7 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use utoipa::IntoParams;
 
 use super::body::Params;
 use super::error::ApiError;
@@ -31,15 +32,32 @@ const LAST_EVENT_ID: &str = "last-event-id";
 const ALIVE: Duration = Duration::from_secs(15);
 
 /// Which events.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(default, deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub struct Filter {
+    /// Only of these names, with commas between.
     types: Option<String>,
+    /// Only of this conversation.
+    #[param(min_length = 1, max_length = 255)]
     conversation_id: Option<String>,
+    /// Go on after this one; also the header `Last-Event-ID`.
     last_event_id: Option<String>,
 }
 
-/// `GET /v1/events?types=&conversation_id=&last_event_id=`
+/// What happens, as it happens: server-sent events.
+///
+/// Each has an id, a name and its fields as JSON. The answer never ends by itself.
+#[utoipa::path(
+    get,
+    path = "/v1/events",
+    tag = "events",
+    params(
+        Filter,
+        ("last-event-id" = Option<String>, Header, description = "Go on after this one")
+    ),
+    responses((status = 200, body = String, content_type = "text/event-stream"))
+)]
 pub async fn events(
     State(shared): State<Shared>,
     headers: HeaderMap,

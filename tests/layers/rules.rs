@@ -86,10 +86,12 @@ const LAYERS: &[Layer] = &[
     Layer { name: "gateway", uses: &[], never_names: &["cudarc", "std::fs", "axum"] },
     Layer { name: "grpc", uses: &[], never_names: &["cudarc", "std::fs"] },
     Layer { name: "rest", uses: &[], never_names: &["cudarc"] },
+    // Told by the service, asked by nobody.
+    Layer { name: "webhooks", uses: &["service"], never_names: &["cudarc", "axum"] },
     // The worker in its own process: of the daemon it knows the protocol alone.
     Layer { name: "engine", uses: &["proto", "device::shm", "tokenizer"], never_names: &["cudarc"] },
     // Of each module it may name the `Config`, see `leads_to_config`.
-    Layer { name: "config", uses: &[], never_names: &["cudarc"] },
+    Layer { name: "config", uses: &["webhooks::Config"], never_names: &["cudarc"] },
     Layer { name: "app", uses: APP, never_names: &["cudarc"] },
     Layer { name: "cli", uses: CLI, never_names: &["cudarc"] },
     // `src/main.rs`: a crate of its own, that only starts what the library holds.
@@ -99,7 +101,7 @@ const LAYERS: &[Layer] = &[
 #[rustfmt::skip]
 const APP: &[&str] = &[
     "device", "proto", "pool", "store", "index", "service", "tokenizer", "upstream", "gateway", "grpc",
-    "rest", "engine", "config",
+    "rest", "webhooks", "engine", "config",
 ];
 #[rustfmt::skip]
 const CLI: &[&str] = &[
