@@ -286,6 +286,17 @@ pub struct CompletionBody {
     pub stream: Option<bool>,
 }
 
+/// One event of a stream.
+#[derive(Debug, ToSchema)]
+pub struct ServerSentEvent {
+    /// JSON, or `[DONE]`.
+    pub data: String,
+    /// Its name.
+    pub event: Option<String>,
+    /// Its id.
+    pub id: Option<String>,
+}
+
 #[cfg(test)]
 mod tests {
     use utoipa::PartialSchema;

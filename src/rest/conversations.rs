@@ -14,7 +14,7 @@ use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
 use super::bodies::{ForkBody, MarkBody, PolicyBody, ToolCallBody};
-use super::body::{Fields, Nothing, Params};
+use super::body::{Fields, Nothing, Params, check_escapes};
 use super::error::ApiError;
 use super::etag::IfMatch;
 use super::names::checked;
@@ -37,6 +37,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Segment
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        check_escapes(parts.uri.path())?;
         match Path::from_request_parts(parts, state).await {
             Ok(Path(value)) => Ok(Segments(value)),
             Err(error) => Err(ApiError::invalid(error.body_text())),

@@ -19,6 +19,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::IntoParams;
 
+use super::bodies::ServerSentEvent;
 use super::body::Params;
 use super::error::ApiError;
 use super::names::checked;
@@ -56,7 +57,7 @@ pub struct Filter {
         Filter,
         ("last-event-id" = Option<String>, Header, description = "Go on after this one")
     ),
-    responses((status = 200, body = String, content_type = "text/event-stream"))
+    responses((status = 200, body = ServerSentEvent, content_type = "text/event-stream"))
 )]
 pub async fn events(
     State(shared): State<Shared>,

@@ -7,7 +7,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::Value;
 
-use super::bodies::GenerateBody;
+use super::bodies::{GenerateBody, ServerSentEvent};
 use super::error::{ApiError, ErrorType};
 use super::guard::Admitted;
 use super::names::checked;
@@ -50,7 +50,7 @@ pub(super) fn generates(path: &str, body: Option<&Bytes>) -> bool {
     request_body = GenerateBody,
     responses((status = 200, description = "As SGLang's, with `usage` and `engram`", content(
         (Object = "application/json"),
-        (String = "text/event-stream"),
+        (ServerSentEvent = "text/event-stream"),
     )))
 )]
 pub async fn generate(
@@ -78,7 +78,7 @@ pub async fn generate(
     request_body = Object,
     responses((status = 200, description = "The inference server's", content(
         (Object = "application/json"),
-        (String = "text/event-stream"),
+        (ServerSentEvent = "text/event-stream"),
     )))
 )]
 pub async fn native(

@@ -7,7 +7,7 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 
-use super::bodies::{ChatBody, CompletionBody};
+use super::bodies::{ChatBody, CompletionBody, ServerSentEvent};
 use super::error::ApiError;
 use super::generate::{Sent, answer, refusal};
 use super::guard::Admitted;
@@ -24,7 +24,7 @@ use crate::gateway::{Ask, Gateway, GatewayError, Reply};
     request_body = ChatBody,
     responses((status = 200, description = "As OpenAI's", content(
         (Object = "application/json"),
-        (String = "text/event-stream"),
+        (ServerSentEvent = "text/event-stream"),
     )))
 )]
 pub async fn chat(
@@ -48,7 +48,7 @@ pub async fn chat(
     request_body = CompletionBody,
     responses((status = 200, description = "As OpenAI's", content(
         (Object = "application/json"),
-        (String = "text/event-stream"),
+        (ServerSentEvent = "text/event-stream"),
     )))
 )]
 pub async fn complete(
