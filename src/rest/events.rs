@@ -1,10 +1,11 @@
 //! `GET /v1/events`: what happens, as Server-Sent Events.
 //!
 //! Each has an `id`, a name (`saved`, `durable`, `restored`, `evicted`, `deleted`, `turn_finished`,
-//! `attached`, `detached`) and its fields as JSON. A client that comes back with `Last-Event-ID` gets
-//! what it missed, as far as it is kept; else an event `missed` comes first, whose `count` is null if
-//! the daemon was started anew since. A slow client is told the same. Nothing happening for a while
-//! is a comment line. `turn_finished` comes again when the turn gets a deeper state. `?types=saved,durable` and `?conversation_id=` leave the others out; events of
+//! `budget_changed`, `attached`, `detached`) and its fields as JSON. A client that comes back with
+//! `Last-Event-ID` gets what it missed, as far as it is kept; else an event `missed` comes first,
+//! whose `count` is null if the daemon was started anew since. A slow client is told the same.
+//! Nothing happening for a while is a comment line. `turn_finished` comes again when the turn gets a
+//! deeper state. `?types=saved,durable` and `?conversation_id=` leave the others out; events of
 //! snapshots alone have no conversation.
 
 use std::convert::Infallible;

@@ -73,7 +73,9 @@ impl Document {
     /// The document with what holds for every operation.
     pub(super) fn finish(mut document: utoipa::openapi::OpenApi) -> Self {
         for (path, item) in &mut document.paths.paths {
-            for operation in operations(item) {
+            for (method, operation) in operations(item) {
+                // As they are in no other document, and the same for ever.
+                operation.operation_id = Some(id_of(method, path));
                 complete(path, operation);
             }
         }
@@ -101,15 +103,26 @@ impl Document {
     }
 }
 
-fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+fn operations(item: &mut PathItem) -> impl Iterator<Item = (&'static str, &mut Operation)> {
     let all = [
-        &mut item.get,
-        &mut item.put,
-        &mut item.post,
-        &mut item.patch,
-        &mut item.delete,
+        ("get", &mut item.get),
+        ("put", &mut item.put),
+        ("post", &mut item.post),
+        ("patch", &mut item.patch),
+        ("delete", &mut item.delete),
     ];
-    all.into_iter().filter_map(Option::as_mut)
+    let all = all.into_iter();
+    all.filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
+}
+
+/// `get_v1_conversations_conversation_id` of a method and a path.
+fn id_of(method: &str, path: &str) -> String {
+    let words = path.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let words = words.filter(|word| !word.is_empty());
+    std::iter::once(method)
+        .chain(words)
+        .collect::<Vec<_>>()
+        .join("_")
 }
 
 /// Errors, the token and the request id.

@@ -142,9 +142,16 @@ def test_every_endpoint_keeps_its_contract(world: World, subtests: pytest.Subtes
     # Examples that were all refused would prove little.
     for operation in operations(world):
         with subtests.test(f"{operation.label} good"):
+            known = {"conversation_id": world.conversation, "snapshot_id": world.snapshot,
+                     "turn_number": "2", "branch_name": "kept"}
+            names = {it["name"] for it in operation.definition.raw.get("parameters", []) if it["in"] == "path"}
+            place = {name: quote(known[name], safe="") for name in names}
             for body in good(world, operation.label):
-                case = operation.Case(body=body, media_type="application/json")
-                send(world, case)
+                send(world, operation.Case(path_parameters=place, body=body, media_type="application/json"))
+            if names and operation.method.upper() in ("GET", "DELETE"):
+                send(world, operation.Case(path_parameters=place))
+            if operation.method.upper() == "DELETE":
+                world.renew()
     bad = {label: dict(seen) for label, seen in world.seen.items() if not any(200 <= it < 300 for it in seen)}
     assert set(bad) <= BYTES, bad
     assert len(world.seen) > 40, world.seen
@@ -175,6 +182,11 @@ def good(world: World, label: str) -> list[Any]:
             {**named, "input_ids": [1], "stream": True, **sampling},
         ],
         "POST /v1/completions": [text, {**text, **named}, {**text, **named, "stream": True}],
+        "POST /v1/conversations/{conversation_id}/fork": [{"new_id": f"{world.conversation} fork", "turn": 1}],
+        "POST /v1/conversations/{conversation_id}/tool_call": [{}],
+        "PUT /v1/conversations/{conversation_id}/policy": [{"policy": "every_n_turns", "every_n_turns": 2}],
+        "PATCH /v1/snapshots/{snapshot_id}": [{"pinned": True, "label": "x"}],
+        "PATCH /v1/tiers": [{"disk_min_free_bytes": 0}],
         "POST /v1/chat/completions": [
             {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3, "conversation_id": f"{label} said"},
         ],

@@ -100,7 +100,7 @@ def test_queries_and_paths_that_are_none(stage: Stage, subtests: pytest.Subtests
             for bad in (["%ff", "%00"] if "tenant" in names else []):
                 typed(send(stage, method, filled(path) + f"?tenant={bad}", **more), 400, "invalid_request", path)
             if "{" in path and "snapshot_id" not in path:
-                for bad in ("%ff", "%00", "..%2Fx", "%2Fx", "x" * 256, "%"):
+                for bad in ("%ff", "%00", "..%2Fx", "%2Fx", "x" * 256):
                     start = path.replace("{conversation_id}", bad, 1)
                     typed(send(stage, method, filled(start), **more), 400, "invalid_request", path)
 

@@ -91,7 +91,7 @@ const LAYERS: &[Layer] = &[
     // The worker in its own process: of the daemon it knows the protocol alone.
     Layer { name: "engine", uses: &["proto", "device::shm", "tokenizer"], never_names: &["cudarc"] },
     // Of each module it may name the `Config`, see `leads_to_config`.
-    Layer { name: "config", uses: &["webhooks::Config"], never_names: &["cudarc"] },
+    Layer { name: "config", uses: &[], never_names: &["cudarc"] },
     Layer { name: "app", uses: APP, never_names: &["cudarc"] },
     Layer { name: "cli", uses: CLI, never_names: &["cudarc"] },
     // `src/main.rs`: a crate of its own, that only starts what the library holds.
@@ -136,7 +136,8 @@ impl Layer {
             return true;
         }
         if self.name == "config" {
-            return CHAIN.contains(&module) && leads_to_config(target);
+            let has_one = CHAIN.contains(&module) || module == "webhooks";
+            return has_one && leads_to_config(target);
         }
         let place = |name: &str| CHAIN.iter().position(|layer| *layer == name);
         match (place(module), place(self.name)) {
