@@ -6,7 +6,7 @@ root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
 case $target in /*) ;; *) target=$PWD/$target ;; esac
 limit_s=3600
-all_stages=(tools fmt deny venvs clippy build doc rust python sglang bench)
+all_stages=(tools fmt deny venvs clippy build doc rust python contract sglang bench)
 
 usage() {
     cat <<EOF
@@ -24,6 +24,7 @@ and a C compiler; whatever else it needs it installs, pinned, below target/.
   doc      documentation examples
   rust     all Rust tests
   python   all Python tests, once for each environment
+  contract the running daemon against its own OpenAPI document
   sglang   the shim in real SGLang on the CPU, once for each release: x86-64 with glibc 2.34 or newer,
            Python 3.11, 3.12 or 3.13; takes 5 GB below target/venv and, the first time, 3 minutes
   bench    the benchmarks compile
@@ -205,6 +206,12 @@ stage_python() {
             python-shim/tests deploy/tests || failed=1
     done
     return "$failed"
+}
+
+stage_contract() {
+    stage_build && venv contract tests/contract/requirements.txt || return
+    ENGRAM_BIN=$target/release/engram "$target/venv/contract/bin/python" -m pytest \
+        -c tests/contract/pytest.ini tests/contract
 }
 
 stage_sglang() {

@@ -43,6 +43,7 @@ use crate::service::{FdSocket, Service};
 use crate::telemetry::Readiness;
 use crate::types::Millis;
 use crate::util::clock::{Clock, SystemClock};
+use crate::webhooks::Webhooks;
 
 /// Where the daemon listens.
 #[derive(Clone, Debug, Serialize)]
@@ -105,6 +106,7 @@ async fn serve(
         store,
         service: service_config,
         upstream,
+        webhooks,
     } = config;
     let mut signals = Signals::new()?;
     let readiness = Readiness::default();
@@ -136,6 +138,7 @@ async fn serve(
         .context("starting the service")?;
     let gateway =
         Gateway::new(&upstream, Arc::clone(&service), &mut registry).map_err(anyhow::Error::msg)?;
+    let webhooks = Webhooks::start(webhooks, &service, &mut registry, &stop)?;
     shared.go_live(Arc::clone(&service), registry, gateway.clone());
 
     let fd_socket = FdSocket::bind(&service)
@@ -180,6 +183,7 @@ async fn serve(
     // Before their streams end: the first reason is the one that counts.
     service.begin_shutdown();
     stop.cancel();
+    webhooks.ended().await;
     // Requests that wait for the disk have their answers when this returns.
     service.drain().await;
     end(rest_task, LAST_ANSWERS, "REST").await;

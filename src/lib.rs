@@ -39,3 +39,4 @@ pub mod tokenizer;
 pub mod types;
 pub mod upstream;
 pub mod util;
+pub mod webhooks;

@@ -49,6 +49,21 @@ def test_the_daemon_tells_how_it_is(stage: Stage, make: Make) -> None:
         assert client.workers().refused == ()
 
 
+def test_budgets_change_until_the_next_start(stage: Stage, make: Make) -> None:
+    client = make(stage.url)
+    before = {tier.tier: tier for tier in client.tiers()}
+    ram = before["ram"].budget_bytes
+    changed = {tier.tier: tier for tier in client.set_budgets(ram_budget_bytes=ram - 4096, disk_min_free_bytes=4096)}
+    assert changed["ram"].budget_bytes == ram - 4096 and changed["disk"].min_free_bytes == 4096
+    assert changed["disk"].budget_bytes == before["disk"].budget_bytes
+    with pytest.raises(api.InvalidRequest):
+        client.set_budgets()
+    with pytest.raises(api.InvalidRequest):
+        client.set_budgets(ram_budget_bytes=ram + 1)
+    client.set_budgets(ram_budget_bytes=ram, disk_min_free_bytes=before["disk"].min_free_bytes)
+    assert {tier.tier: tier.budget_bytes for tier in client.tiers()}["ram"] == ram
+
+
 def test_a_conversation_goes_on_from_what_is_new(stage: Stage, make: Make, name: str) -> None:
     client = make(stage.url)
     first = client.generate(name, **order(range(100, 140)))

@@ -38,7 +38,7 @@ pub enum ClientError {
     Refused {
         /// Status code.
         status: u16,
-        /// `error.type` of the body.
+        /// `code` of a problem, or `error.type` of a body.
         kind: String,
         /// For people.
         message: String,
@@ -176,6 +176,30 @@ impl Client {
         }
     }
 
+    /// Asks for what goes on and on, and returns the head of a good answer, which must come in time.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; [`ClientError::Url`] does not come from here.
+    pub async fn follow(
+        &self,
+        path: &str,
+        patience: Duration,
+    ) -> Result<reqwest::Response, ClientError> {
+        let sent = self.request(Method::GET, path).send();
+        let sent = tokio::time::timeout(patience, sent).await;
+        let sent = sent.map_err(|_| self.unreachable("no answer in time"))?;
+        let response = sent.map_err(|error| self.unreachable(&root_cause(&error)))?;
+        match response.status() {
+            status if status.is_success() => Ok(response),
+            status => Err(self.refused(status, &response.text().await.unwrap_or_default())),
+        }
+    }
+
+    /// An answer broke off.
+    pub fn lost(&self, reason: &str) -> ClientError {
+        self.unreachable(reason)
+    }
+
     /// Sends bytes of any length and returns the body of a good answer.
     ///
     /// # Errors
@@ -256,12 +280,15 @@ impl Client {
     fn refused(&self, status: StatusCode, text: &str) -> ClientError {
         let body: Value = serde_json::from_str(text).unwrap_or(Value::Null);
         let field = |pointer: &str| body.pointer(pointer).and_then(Value::as_str);
-        let Some(kind) = field("/error/type").map(str::to_owned) else {
+        let kind = field("/code").or_else(|| field("/error/type"));
+        let Some(kind) = kind.map(str::to_owned) else {
             return self.unreachable(&format!(
                 "something else answers there, with status {status}"
             ));
         };
-        let message = field("/message").unwrap_or_default().to_owned();
+        let message = field("/detail").or_else(|| field("/message"));
+        let message = message.or_else(|| field("/error/message"));
+        let message = message.unwrap_or_default().to_owned();
         ClientError::Refused {
             status: status.as_u16(),
             kind,

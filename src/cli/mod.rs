@@ -6,8 +6,10 @@
 mod announce;
 mod chat;
 mod client;
+mod completions;
 mod demo;
 mod engine;
+mod events;
 mod fields;
 mod fsck;
 mod lifeline;
@@ -51,6 +53,7 @@ Examples:
   engram chat chat-42                         go on with it, only the new line is sent
   engram export chat-42 --out chat            write it as chat.safetensors and chat.json
   engram import chat                          take it in on another host
+  engram events --types saved,evicted         follow what happens
 
 ENGRAM_URL and ENGRAM_TOKEN say where the daemon is and who asks.";
 
@@ -88,12 +91,16 @@ enum Command {
     Policy(talks::Policy),
     /// Talk with the model behind the daemon; only the new line is sent.
     Chat(chat::Chat),
+    /// Follow what happens.
+    Events(events::Events),
     /// List who holds how much.
     Namespaces(namespaces::Namespaces),
     /// Write a snapshot as a pair of files that needs nothing else.
     Export(portable::export::Args),
     /// Take a snapshot in from a pair of files.
     Import(portable::import::Args),
+    /// Print completions for a shell.
+    Completions(completions::Args),
 }
 
 /// Runs what the command line asks for.
@@ -119,8 +126,10 @@ pub fn main() -> ExitCode {
         Command::Unpin(args) => remote::run(args),
         Command::Policy(args) => remote::run(args),
         Command::Chat(args) => chat::run(args),
+        Command::Events(args) => events::run(&args),
         Command::Namespaces(args) => remote::run(args),
         Command::Export(args) => portable::export::run(args),
         Command::Import(args) => portable::import::run(args),
+        Command::Completions(args) => completions::run(&args),
     }
 }

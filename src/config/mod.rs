@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use grpc::Grpc;
 pub use store::{Budget, Disk, Store};
 
-use crate::{rest, service, telemetry, upstream};
+use crate::{rest, service, telemetry, upstream, webhooks};
 
 /// All of `engram.toml`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -35,6 +35,9 @@ pub struct Config {
     pub service: service::Config,
     /// Section `[upstream]`.
     pub upstream: upstream::Config,
+    /// Sections `[[webhooks]]`: who is told of events. Default: nobody.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub webhooks: Vec<webhooks::Config>,
 }
 
 /// Why a configuration cannot be used. The process exits with [`EXIT_CONFIG`].
@@ -112,6 +115,7 @@ impl Config {
             store,
             service,
             upstream,
+            webhooks,
         } = self;
         let mut problems = Vec::new();
         log.validate(&mut problems);
@@ -120,6 +124,7 @@ impl Config {
         store.validate(&mut problems);
         service.validate(&mut problems);
         upstream.validate(&mut problems);
+        webhooks::Config::validate(webhooks, &mut problems);
         if grpc.listen.is_some() && service.token_file.is_none() {
             problems.push("grpc.listen: workers over TCP need service.token_file".into());
         }
@@ -207,6 +212,20 @@ mod tests {
         assert!(service.prefill_tokens_per_second.is_some());
         assert!(upstream.url.is_some() && upstream.api_key_file.is_some());
         assert!(upstream.tokenizer.is_some());
+    }
+
+    #[test]
+    fn the_example_shows_a_webhook() {
+        let start = EXAMPLE.find("# [[webhooks]]").unwrap();
+        let lines = EXAMPLE[start..]
+            .lines()
+            .map_while(|line| line.strip_prefix("# "));
+        let text: String = lines.flat_map(|line| [line, "\n"]).collect();
+        let config: Config = toml::from_str(&text).unwrap();
+        let table = toml::Table::try_from(&config.webhooks[0]).unwrap();
+        for key in table.keys() {
+            assert!(text.contains(&format!(" {key} = ")), "{key}");
+        }
     }
 
     fn is_key(text: &str) -> bool {

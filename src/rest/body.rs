@@ -17,9 +17,14 @@ use super::error::{ApiError, ErrorType};
 #[derive(Debug)]
 pub struct Fields(Map<String, Value>);
 
-/// The query string.
+/// The query string. A type that denies unknown fields refuses unknown parameters.
 #[derive(Debug)]
 pub struct Params<T>(pub T);
+
+/// No parameter at all.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Nothing {}
 
 impl<S: Send + Sync> FromRequest<S> for Fields {
     type Rejection = ApiError;
@@ -77,19 +82,72 @@ impl Fields {
 }
 
 impl Fields {
+    /// All of it as one type, which denies what it does not know.
+    ///
+    /// # Errors
+    /// 400 which names the field.
+    pub fn whole<T: DeserializeOwned>(self) -> Result<T, ApiError> {
+        T::deserialize(Value::Object(self.0)).map_err(|error| ApiError::invalid(error.to_string()))
+    }
+
     /// What was not taken.
     pub fn rest(&self) -> &Map<String, Value> {
         &self.0
     }
 }
 
+/// Each `%` begins an escape, and together they are UTF-8: others would be read as something that
+/// nobody wrote.
+///
+/// # Errors
+/// 400.
+pub fn check_escapes(text: &str) -> Result<(), ApiError> {
+    let bad = || ApiError::invalid("The path or the query is not percent-encoded UTF-8");
+    let mut pieces = text.split('%');
+    let mut bytes = pieces.next().unwrap_or_default().as_bytes().to_vec();
+    for piece in pieces {
+        let (digits, rest) = piece.split_at_checked(2).ok_or_else(bad)?;
+        let hexadecimal = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let byte = u8::from_str_radix(digits, 16).ok().filter(|_| hexadecimal);
+        bytes.push(byte.ok_or_else(bad)?);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    std::str::from_utf8(&bytes).map(|_| ()).map_err(|_| bad())
+}
+
 impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        check_escapes(parts.uri.query().unwrap_or_default())?;
         match Query::from_request_parts(parts, state).await {
             Ok(Query(value)) => Ok(Params(value)),
             Err(error) => Err(ApiError::invalid(error.body_text())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_whole_and_utf8() {
+        for good in ["", "a=b", "%41", "%C3%A4", "a%2Fb?", "%f0%9f%a6%80", "ä"] {
+            assert!(check_escapes(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "%",
+            "%4",
+            "a%zz",
+            "%+1",
+            "%ff",
+            "%C3",
+            "%C3%C3%A4",
+            "%ä",
+            "%%41",
+        ] {
+            assert!(check_escapes(bad).is_err(), "{bad}");
         }
     }
 }

@@ -25,7 +25,8 @@ pub struct Config {
     /// 4096 visible ASCII characters. Absent: no token is asked for. Default: absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
-    /// Serve `/healthz`, `/readyz` and `/metrics` without the token. Default: `true`.
+    /// Serve `/healthz`, `/readyz`, `/metrics`, `/openapi.json` and `/docs` without the token.
+    /// Default: `true`.
     pub open_probes: bool,
     /// Names that a request's `Host` header may carry on a loopback address, beside `localhost` and
     /// loopback addresses: a guard against DNS rebinding. Default: `[]`.

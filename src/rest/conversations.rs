@@ -11,22 +11,21 @@ use axum::Json;
 use axum::extract::{FromRequestParts, Path, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
 
-use super::body::{Fields, Params};
+use super::bodies::{ForkBody, MarkBody, PolicyBody, ToolCallBody};
+use super::body::{Fields, Nothing, Params, check_escapes};
 use super::error::ApiError;
+use super::etag::IfMatch;
 use super::names::checked;
 use super::state::Shared;
+use super::talk::{Beside, Done, Stream, TurnPage, Which, Whose};
 use crate::service::{
-    Comparison, ConversationView, DeleteReply, DeleteRequest, ForkRequest, MarkRequest, Policy,
-    SavingRules, Selector, SnapshotRow, TokenStream, TreeNode,
+    Comparison, ConversationView, DeleteReply, DeleteRequest, Expected, ForkRequest, MarkRequest,
+    Policy, RulesRow, SHOWN_TURNS, SavingRules, Selector, SnapshotRow, TokenStream, TreeNode,
 };
 use crate::types::SnapshotId;
 
-/// Turns of a page, when the client does not say.
-const PAGE: usize = 1000;
 /// Turns of a page at most.
 const PAGE_MAX: usize = 10_000;
 
@@ -38,6 +37,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Segment
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        check_escapes(parts.uri.path())?;
         match Path::from_request_parts(parts, state).await {
             Ok(Path(value)) => Ok(Segments(value)),
             Err(error) => Err(ApiError::invalid(error.body_text())),
@@ -45,42 +45,14 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Segment
     }
 }
 
-/// Whose it is.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Whose {
-    pub(super) tenant: Option<String>,
-}
-
-/// Which turns.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct TurnPage {
-    tenant: Option<String>,
-    limit: Option<usize>,
-    offset: usize,
-}
-
-/// What to compare.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Beside {
-    tenant: Option<String>,
-    a: Option<String>,
-    b: Option<String>,
-    with: Option<String>,
-}
-
-/// Whose tokens.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Which {
-    tenant: Option<String>,
-    turn: Option<u32>,
-    branch: Option<String>,
-}
-
-/// `GET /v1/conversations/{conversation_id}?limit=&offset=`: its turns, branches and forks.
+/// A conversation: its turns, branches and forks.
+#[utoipa::path(
+    get,
+    path = "/v1/conversations/{conversation_id}",
+    tag = "conversations",
+    params(("conversation_id" = String, Path, description = "Any of its names"), TurnPage),
+    responses((status = 200, body = ConversationView))
+)]
 pub async fn show(
     State(shared): State<Shared>,
     Segments(id): Segments<String>,
@@ -91,7 +63,7 @@ pub async fn show(
         limit,
         offset,
     } = page;
-    let limit = match limit.unwrap_or(PAGE) {
+    let limit = match limit.unwrap_or(SHOWN_TURNS) {
         limit @ 1..=PAGE_MAX => limit,
         _ => {
             let text = format!("`limit` is not between 1 and {PAGE_MAX}");
@@ -103,43 +75,74 @@ pub async fn show(
     Ok(Json(service.conversation(&select, limit, offset)?))
 }
 
-/// `DELETE /v1/conversations/{conversation_id}`: all of it, from every tier.
+/// Delete all of a conversation, from every tier.
+#[utoipa::path(
+    delete,
+    path = "/v1/conversations/{conversation_id}",
+    tag = "conversations",
+    params(("conversation_id" = String, Path, description = "Any of its names"), Whose, ("if-match" = Option<String>, Header, description = "Only if the conversation is still as it was seen, by its `ETag`")),
+    responses((status = 200, body = DeleteReply))
+)]
 pub async fn delete(
     State(shared): State<Shared>,
     Segments(id): Segments<String>,
     Params(Whose { tenant }): Params<Whose>,
+    IfMatch(expected): IfMatch,
 ) -> Result<Json<DeleteReply>, ApiError> {
     let select = conversation(id, tenant)?;
-    remove(&shared, select, true).await
+    remove(&shared, select, true, &expected).await
 }
 
-/// `DELETE /v1/conversations/{conversation_id}/turns/{turn_number}`
+/// Delete a turn.
+#[utoipa::path(
+    delete,
+    path = "/v1/conversations/{conversation_id}/turns/{turn_number}",
+    tag = "conversations",
+    params(("conversation_id" = String, Path, description = "Any of its names"), ("turn_number" = u32, Path, description = "Counted from 1", minimum = 1), Whose, ("if-match" = Option<String>, Header, description = "Only if the conversation is still as it was seen, by its `ETag`")),
+    responses((status = 200, body = DeleteReply))
+)]
 pub async fn delete_turn(
     State(shared): State<Shared>,
     Segments((id, turn)): Segments<(String, String)>,
     Params(Whose { tenant }): Params<Whose>,
+    IfMatch(expected): IfMatch,
 ) -> Result<Json<DeleteReply>, ApiError> {
     let select = Selector {
         turn_number: Some(number("turn_number", &turn)?),
         ..conversation(id, tenant)?
     };
-    remove(&shared, select, false).await
+    remove(&shared, select, false, &expected).await
 }
 
-/// `DELETE /v1/conversations/{conversation_id}/branches/{branch_name}`
+/// Delete a branch.
+#[utoipa::path(
+    delete,
+    path = "/v1/conversations/{conversation_id}/branches/{branch_name}",
+    tag = "conversations",
+    params(("conversation_id" = String, Path, description = "Any of its names"), ("branch_name" = String, Path, description = "Its name"), Whose, ("if-match" = Option<String>, Header, description = "Only if the conversation is still as it was seen, by its `ETag`")),
+    responses((status = 200, body = DeleteReply))
+)]
 pub async fn delete_branch(
     State(shared): State<Shared>,
     Segments((id, branch)): Segments<(String, String)>,
     Params(Whose { tenant }): Params<Whose>,
+    IfMatch(expected): IfMatch,
 ) -> Result<Json<DeleteReply>, ApiError> {
     let select = Selector {
         branch_name: checked("branch_name", Some(branch))?,
         ..conversation(id, tenant)?
     };
-    remove(&shared, select, false).await
+    remove(&shared, select, false, &expected).await
 }
 
-/// `GET /v1/conversations/{conversation_id}/tree`: all that parted from one another around it.
+/// All that parted from one another around a conversation.
+#[utoipa::path(
+    get,
+    path = "/v1/conversations/{conversation_id}/tree",
+    tag = "conversations",
+    params(("conversation_id" = String, Path, description = "Any of its names"), Whose),
+    responses((status = 200, body = TreeNode))
+)]
 pub async fn tree(
     State(shared): State<Shared>,
     Segments(id): Segments<String>,
@@ -149,13 +152,19 @@ pub async fn tree(
     Ok(Json(shared.service()?.tree(&select)?))
 }
 
-/// `GET /v1/conversations/{conversation_id}/tokens?turn=&branch=`: prompt and answer, to the last
-/// token; without a word those of the latest turn.
+/// Prompt and answer, to the last token; without a word those of the latest turn.
+#[utoipa::path(
+    get,
+    path = "/v1/conversations/{conversation_id}/tokens",
+    tag = "conversations",
+    params(("conversation_id" = String, Path, description = "Any of its names"), Which),
+    responses((status = 200, body = Stream))
+)]
 pub async fn tokens(
     State(shared): State<Shared>,
     Segments(id): Segments<String>,
     Params(which): Params<Which>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Stream>, ApiError> {
     let Which {
         tenant,
         turn,
@@ -172,19 +181,25 @@ pub async fn tokens(
         messages,
         namespace: _,
     } = stream;
-    Ok(Json(json!({
-        "turn_number": turn,
-        "boundary": boundary,
-        "snapshot_id": snapshot,
-        "rid": &*rid,
-        "token_count": tokens.len(),
-        "token_ids": tokens,
-        "messages": messages,
-    })))
+    Ok(Json(Stream {
+        turn_number: turn,
+        boundary,
+        snapshot_id: snapshot,
+        rid: rid.to_string(),
+        token_count: tokens.len(),
+        token_ids: tokens,
+        messages,
+    }))
 }
 
-/// `GET /v1/conversations/{conversation_id}/compare?a=&b=&with=`: `a` and `b` are `N` or `turn:N`, or
-/// `NAME` or `branch:NAME`, or absent for the latest turn; with `with`, `b` is of that conversation.
+/// Say where two turns or branches part.
+#[utoipa::path(
+    get,
+    path = "/v1/conversations/{conversation_id}/compare",
+    tag = "conversations",
+    params(("conversation_id" = String, Path, description = "Any of its names"), Beside),
+    responses((status = 200, body = Comparison))
+)]
 pub async fn compare(
     State(shared): State<Shared>,
     Segments(id): Segments<String>,
@@ -200,9 +215,15 @@ pub async fn compare(
     Ok(Json(shared.service()?.compare(&a, &b).await?))
 }
 
-/// `POST /v1/conversations/{conversation_id}/fork` with `new_id`, and `turn` (`turn_number`) or `branch`
-/// (`branch_name`): a
-/// conversation of that name begins with the turns up to that one. 201.
+/// Let a new conversation begin with the turns up to one of this.
+#[utoipa::path(
+    post,
+    path = "/v1/conversations/{conversation_id}/fork",
+    tag = "conversations",
+    params(("conversation_id" = String, Path, description = "Any of its names"), Whose),
+    request_body = ForkBody,
+    responses((status = 201, body = ConversationView))
+)]
 pub async fn fork(
     State(shared): State<Shared>,
     Segments(id): Segments<String>,
@@ -222,25 +243,38 @@ pub async fn fork(
     Ok((StatusCode::CREATED, Json(view)))
 }
 
-/// `GET /v1/conversations/{conversation_id}/policy`: which of its states are written, and whether these
-/// rules are its own.
+/// Which states of a conversation go to disk, and whether these rules are its own.
+#[utoipa::path(
+    get,
+    path = "/v1/conversations/{conversation_id}/policy",
+    tag = "conversations",
+    params(("conversation_id" = String, Path, description = "Any of its names"), Whose),
+    responses((status = 200, body = RulesRow))
+)]
 pub async fn policy(
     State(shared): State<Shared>,
     Segments(id): Segments<String>,
     Params(Whose { tenant }): Params<Whose>,
-) -> Result<Json<Value>, ApiError> {
-    let (rules, own) = shared.service()?.rules(&conversation(id, tenant)?)?;
-    Ok(Json(told(&rules, own)))
+) -> Result<Json<RulesRow>, ApiError> {
+    Ok(Json(shared.service()?.rules(&conversation(id, tenant)?)?))
 }
 
-/// `PUT /v1/conversations/{conversation_id}/policy` with `policy`, and `every_n_turns` and
-/// `min_interval_seconds` if they are not as configured; also before its first turn.
+/// Give a conversation rules of its own; also before its first turn.
+#[utoipa::path(
+    put,
+    path = "/v1/conversations/{conversation_id}/policy",
+    tag = "conversations",
+    params(("conversation_id" = String, Path, description = "Any of its names"), Whose, ("if-match" = Option<String>, Header, description = "Only if it is still as it was seen, by its `ETag`")),
+    request_body = PolicyBody,
+    responses((status = 200, body = RulesRow))
+)]
 pub async fn set_policy(
     State(shared): State<Shared>,
     Segments(id): Segments<String>,
     Params(Whose { tenant }): Params<Whose>,
+    IfMatch(expected): IfMatch,
     mut body: Fields,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<RulesRow>, ApiError> {
     let service = shared.service()?;
     let default = service.config().saving.rules();
     let policy: Option<Policy> = body.take("policy")?;
@@ -253,51 +287,66 @@ pub async fn set_policy(
         every_n_turns: body.take("every_n_turns")?.unwrap_or(default.every_n_turns),
         min_interval: min_interval.unwrap_or(default.min_interval),
     };
-    service.set_rules(&conversation(id, tenant)?, Some(rules))?;
-    Ok(Json(told(&rules, true)))
+    let select = conversation(id, tenant)?;
+    Ok(Json(service.set_rules(&select, Some(rules), &expected)?))
 }
 
-/// `DELETE /v1/conversations/{conversation_id}/policy`: as configured from now on.
+/// As configured from now on.
+#[utoipa::path(
+    delete,
+    path = "/v1/conversations/{conversation_id}/policy",
+    tag = "conversations",
+    params(("conversation_id" = String, Path, description = "Any of its names"), Whose, ("if-match" = Option<String>, Header, description = "Only if it is still as it was seen, by its `ETag`")),
+    responses((status = 200, body = RulesRow))
+)]
 pub async fn unset_policy(
     State(shared): State<Shared>,
     Segments(id): Segments<String>,
     Params(Whose { tenant }): Params<Whose>,
-) -> Result<Json<Value>, ApiError> {
-    let service = shared.service()?;
-    service.set_rules(&conversation(id, tenant)?, None)?;
-    Ok(Json(told(&service.config().saving.rules(), false)))
+    IfMatch(expected): IfMatch,
+) -> Result<Json<RulesRow>, ApiError> {
+    let select = conversation(id, tenant)?;
+    let rules = shared.service()?.set_rules(&select, None, &expected)?;
+    Ok(Json(rules))
 }
 
-/// `POST /v1/conversations/{conversation_id}/tool_call` with `rid` or `turn`: that turn, or without a
-/// word the latest, calls a tool.
+/// Say that a turn calls a tool.
+#[utoipa::path(
+    post,
+    path = "/v1/conversations/{conversation_id}/tool_call",
+    tag = "conversations",
+    params(("conversation_id" = String, Path, description = "Any of its names"), Whose),
+    request_body = ToolCallBody,
+    responses((status = 200, body = Done))
+)]
 pub async fn tool_call(
     State(shared): State<Shared>,
     Segments(id): Segments<String>,
     Params(Whose { tenant }): Params<Whose>,
     mut body: Fields,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Done>, ApiError> {
     let select = Selector {
         rid: checked("rid", body.take("rid")?)?,
         ..part(conversation(id, tenant)?, which(&mut body)?.0, None)?
     };
     shared.service()?.calls_tool(&select)?;
-    Ok(Json(json!({ "success": true })))
+    Ok(Json(Done { success: true }))
 }
 
-fn told(rules: &SavingRules, own: bool) -> Value {
-    json!({
-        "policy": rules.policy,
-        "every_n_turns": rules.every_n_turns,
-        "min_interval_seconds": rules.min_interval.as_secs_f64(),
-        "own": own,
-    })
-}
-
-/// `PATCH /v1/snapshots/{snapshot_id}` with `pinned` and `label`, each if it is to change; a `label` of
-/// null takes it away.
+/// Pin or label a snapshot.
+#[utoipa::path(
+    patch,
+    path = "/v1/snapshots/{snapshot_id}",
+    tag = "snapshots",
+    params(("snapshot_id" = SnapshotId, Path, description = "Its id"), ("if-match" = Option<String>, Header, description = "Only if it is still as it was seen, by its `ETag`")),
+    request_body = MarkBody,
+    responses((status = 200, body = SnapshotRow))
+)]
 pub async fn mark(
     State(shared): State<Shared>,
     Segments(id): Segments<String>,
+    _: Params<Nothing>,
+    IfMatch(expected): IfMatch,
     mut body: Fields,
 ) -> Result<Json<SnapshotRow>, ApiError> {
     let label = match body.has("label") {
@@ -313,26 +362,37 @@ pub async fn mark(
     if let (None, None) = (&request.pinned, &request.label) {
         return Err(ApiError::invalid("`pinned` or `label` is needed"));
     }
-    Ok(Json(shared.service()?.mark(request).await?))
+    Ok(Json(shared.service()?.mark_seen(request, &expected).await?))
 }
 
-/// `DELETE /v1/snapshots/{snapshot_id}`: with all its names.
+/// Delete a snapshot with all its names.
+#[utoipa::path(
+    delete,
+    path = "/v1/snapshots/{snapshot_id}",
+    tag = "snapshots",
+    params(("snapshot_id" = SnapshotId, Path, description = "Its id"), ("if-match" = Option<String>, Header, description = "Only if it is still as it was seen, by its `ETag`")),
+    responses((status = 200, body = DeleteReply))
+)]
 pub async fn delete_snapshot(
     State(shared): State<Shared>,
     Segments(id): Segments<String>,
+    _: Params<Nothing>,
+    IfMatch(expected): IfMatch,
 ) -> Result<Json<DeleteReply>, ApiError> {
-    remove(&shared, Selector::snapshot(snapshot(&id)?), false).await
+    let select = Selector::snapshot(snapshot(&id)?);
+    remove(&shared, select, false, &expected).await
 }
 
 async fn remove(
     shared: &Shared,
     select: Selector,
     whole: bool,
+    expected: &Expected,
 ) -> Result<Json<DeleteReply>, ApiError> {
     let service = shared.service()?;
     let conversation = service.name_selected(&select);
     let request = DeleteRequest { select, whole };
-    let reply = service.delete(request).await;
+    let reply = service.delete_seen(request, expected).await;
     // Also if the disk did not answer in time: the names are gone.
     shared.deleted(conversation.as_deref());
     Ok(Json(reply?))

@@ -1,11 +1,14 @@
-//! Errors of the REST surface: one type, a status code each, and a body that old clients read too.
-
-use std::collections::BTreeMap;
+//! Errors of the REST surface: one type, a status code each, and a body in the shape that clients of
+//! each surface read.
+//!
+//! A handler answers with an [`ApiError`]; what it looks like is known only with the path. So the
+//! response carries the error itself, and the guard writes the body, see [`ApiError::shape`].
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::Serialize;
+
+use super::problem::Failure;
 
 /// What went wrong, as clients see it in `error.type`.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -32,6 +35,8 @@ pub enum ErrorType {
     Mismatch,
     /// Something that is being read or written is in the way: 409.
     Conflict,
+    /// It is not, or not any more, what `If-Match` names: 412.
+    PreconditionFailed,
     /// The body is larger than `rest.max_body`: 413.
     TooLarge,
     /// The body is not declared as `application/json`: 415.
@@ -67,35 +72,18 @@ pub enum ErrorType {
 /// An error response.
 #[derive(Clone, Debug)]
 pub struct ApiError {
-    kind: ErrorType,
-    message: String,
-    retryable: bool,
+    pub(super) kind: ErrorType,
+    pub(super) message: String,
+    pub(super) retryable: bool,
     /// Numbers that belong to it.
-    numbers: Vec<(&'static str, u64)>,
-}
-
-/// The body: `success` and `message` are what clients of the compatible surface read.
-#[derive(Serialize)]
-struct Body<'a> {
-    success: bool,
-    message: &'a str,
-    error: Detail<'a>,
-}
-
-#[derive(Serialize)]
-struct Detail<'a> {
-    r#type: &'static str,
-    message: &'a str,
-    retryable: bool,
-    #[serde(flatten)]
-    numbers: BTreeMap<&'static str, u64>,
+    pub(super) numbers: Vec<(&'static str, u64)>,
 }
 
 // === impl ErrorType ===
 
 impl ErrorType {
     /// Every type, for documents and tests.
-    pub const ALL: [ErrorType; 26] = [
+    pub const ALL: [ErrorType; 27] = [
         ErrorType::InvalidRequest,
         ErrorType::Unauthorized,
         ErrorType::HostNotAllowed,
@@ -107,6 +95,7 @@ impl ErrorType {
         ErrorType::AlreadyExists,
         ErrorType::Mismatch,
         ErrorType::Conflict,
+        ErrorType::PreconditionFailed,
         ErrorType::TooLarge,
         ErrorType::UnsupportedMediaType,
         ErrorType::Internal,
@@ -124,7 +113,40 @@ impl ErrorType {
         ErrorType::UpstreamTimeout,
     ];
 
-    /// The name in `error.type`.
+    /// The kind for people, in a few words.
+    pub fn title(self) -> &'static str {
+        match self {
+            ErrorType::InvalidRequest => "The request breaks a rule",
+            ErrorType::Unauthorized => "The token is missing or wrong",
+            ErrorType::HostNotAllowed => "The Host header names another machine",
+            ErrorType::NotFound => "There is no such thing",
+            ErrorType::MethodNotAllowed => "The path is for another method",
+            ErrorType::RequestTimeout => "The request did not arrive in time",
+            ErrorType::NoState => "No state is stored",
+            ErrorType::TokensUnknown => "The tokens are not known",
+            ErrorType::AlreadyExists => "There is one of that name",
+            ErrorType::Mismatch => "It belongs to another model",
+            ErrorType::Conflict => "Something is in the way",
+            ErrorType::PreconditionFailed => "It has changed",
+            ErrorType::TooLarge => "The body is too large",
+            ErrorType::UnsupportedMediaType => "The body is of another type",
+            ErrorType::Internal => "The daemon failed",
+            ErrorType::Data => "Stored bytes are missing or damaged",
+            ErrorType::NotImplemented => "The daemon cannot do this",
+            ErrorType::Busy => "Too much at a time",
+            ErrorType::Unavailable => "Not now",
+            ErrorType::Timeout => "No answer in time",
+            ErrorType::NoSpace => "No room",
+            ErrorType::QuotaExceeded => "The namespace holds its quota",
+            ErrorType::Unsupported => "A conversation has no room for this",
+            ErrorType::Tokenization => "The messages cannot be tokenized",
+            ErrorType::BadUpstream => "The inference server failed",
+            ErrorType::UpstreamUnavailable => "The inference server cannot be reached",
+            ErrorType::UpstreamTimeout => "The inference server took too long",
+        }
+    }
+
+    /// The name in `error.type` and `code`.
     pub fn as_str(self) -> &'static str {
         match self {
             ErrorType::InvalidRequest => "invalid_request",
@@ -138,6 +160,7 @@ impl ErrorType {
             ErrorType::AlreadyExists => "already_exists",
             ErrorType::Mismatch => "mismatch",
             ErrorType::Conflict => "conflict",
+            ErrorType::PreconditionFailed => "precondition_failed",
             ErrorType::TooLarge => "too_large",
             ErrorType::UnsupportedMediaType => "unsupported_media_type",
             ErrorType::Internal => "internal",
@@ -174,6 +197,7 @@ impl ErrorType {
             | ErrorType::AlreadyExists
             | ErrorType::Mismatch
             | ErrorType::Conflict => StatusCode::CONFLICT,
+            ErrorType::PreconditionFailed => StatusCode::PRECONDITION_FAILED,
             ErrorType::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             ErrorType::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ErrorType::Internal | ErrorType::Data => StatusCode::INTERNAL_SERVER_ERROR,
@@ -259,31 +283,15 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let ApiError {
-            kind,
-            message,
-            retryable,
-            numbers,
-        } = self;
-        let detail = Detail {
-            r#type: kind.as_str(),
-            message: &message,
-            retryable,
-            numbers: numbers.into_iter().collect(),
-        };
-        let body = Body {
-            success: false,
-            message: &message,
-            error: detail,
-        };
-        let mut response = (kind.status(), Json(body)).into_response();
+        let mut response = (self.kind.status(), Json(Failure::from(&self))).into_response();
         let headers = response.headers_mut();
-        if kind == ErrorType::Unauthorized {
+        if self.kind == ErrorType::Unauthorized {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        if let Some(seconds) = kind.retry_after().filter(|_| retryable) {
+        if let Some(seconds) = self.kind.retry_after().filter(|_| self.retryable) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static(seconds));
         }
+        response.extensions_mut().insert(self);
         response
     }
 }
@@ -298,6 +306,10 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), ErrorType::ALL.len());
+        let mut titles: Vec<_> = ErrorType::ALL.iter().map(|kind| kind.title()).collect();
+        titles.sort_unstable();
+        titles.dedup();
+        assert_eq!(titles.len(), ErrorType::ALL.len());
         for kind in ErrorType::ALL {
             let status = kind.status();
             assert!(

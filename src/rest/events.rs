@@ -1,10 +1,12 @@
 //! `GET /v1/events`: what happens, as Server-Sent Events.
 //!
 //! Each has an `id`, a name (`saved`, `durable`, `restored`, `evicted`, `deleted`, `turn_finished`,
-//! `attached`, `detached`) and its fields as JSON. A client that comes back with `Last-Event-ID` gets
-//! what it missed, as far as it is kept; else an event `missed` comes first, whose `count` is null if
-//! the daemon was started anew since, or never told an event of that id. A slow client is told the same. Nothing happening for a while
-//! is a comment line. `turn_finished` comes again when the turn gets a deeper state. `?types=saved,durable` and `?conversation_id=` leave the others out; events of
+//! `budget_changed`, `attached`, `detached`) and its fields as JSON. A client that comes back with
+//! `Last-Event-ID` gets what it missed, as far as it is kept; else an event `missed` comes first,
+//! whose `count` is null if the daemon was started anew since, or never told an event of that id.
+//! A slow client is told the same.
+//! Nothing happening for a while is a comment line. `turn_finished` comes again when the turn gets a
+//! deeper state. `?types=saved,durable` and `?conversation_id=` leave the others out; events of
 //! snapshots alone have no conversation.
 
 use std::convert::Infallible;
@@ -17,7 +19,9 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use utoipa::IntoParams;
 
+use super::bodies::ServerSentEvent;
 use super::body::Params;
 use super::error::ApiError;
 use super::names::checked;
@@ -31,15 +35,32 @@ const LAST_EVENT_ID: &str = "last-event-id";
 const ALIVE: Duration = Duration::from_secs(15);
 
 /// Which events.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(default, deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub struct Filter {
+    /// Only of these names, with commas between.
     types: Option<String>,
+    /// Only of this conversation.
+    #[param(min_length = 1, max_length = 255)]
     conversation_id: Option<String>,
+    /// Go on after this one; also the header `Last-Event-ID`.
     last_event_id: Option<String>,
 }
 
-/// `GET /v1/events?types=&conversation_id=&last_event_id=`
+/// What happens, as it happens: server-sent events.
+///
+/// Each has an id, a name and its fields as JSON. The answer never ends by itself.
+#[utoipa::path(
+    get,
+    path = "/v1/events",
+    tag = "events",
+    params(
+        Filter,
+        ("last-event-id" = Option<String>, Header, description = "Go on after this one")
+    ),
+    responses((status = 200, body = ServerSentEvent, content_type = "text/event-stream"))
+)]
 pub async fn events(
     State(shared): State<Shared>,
     headers: HeaderMap,

@@ -7,13 +7,21 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::Value;
 
-use super::conversations::{Whose, one_of};
+use super::bodies::{GenerateBody, ServerSentEvent};
+use super::conversations::one_of;
 use super::error::{ApiError, ErrorType};
 use super::guard::Admitted;
 use super::names::checked;
 use super::state::Shared;
 use crate::gateway::{Ask, Fields, GatewayError, PassRequest, Reply, Target};
 use crate::upstream::{Refusal, UpstreamError};
+
+/// What is read of the query. All else in it is the inference server's.
+#[derive(Default, serde::Deserialize)]
+#[serde(default)]
+struct Tenant {
+    tenant: Option<String>,
+}
 
 /// Paths of requests that the inference server answers.
 const PATHS: [&str; 12] = [
@@ -44,7 +52,17 @@ pub(super) fn generates(path: &str, body: Option<&Bytes>) -> bool {
     PATHS.contains(&path) || (path == RESTORE && body.is_some_and(creates))
 }
 
-/// `POST /v1/generate`
+/// Go on with a conversation: tokens or text, only what is new.
+#[utoipa::path(
+    post,
+    path = "/v1/generate",
+    tag = "generate",
+    request_body = GenerateBody,
+    responses((status = 200, description = "As SGLang's, with `usage` and `engram`", content(
+        (Object = "application/json"),
+        (ServerSentEvent = "text/event-stream"),
+    )))
+)]
 pub async fn generate(
     State(shared): State<Shared>,
     Extension(admitted): Extension<Admitted>,
@@ -62,8 +80,18 @@ pub async fn generate(
     answer(work.await)
 }
 
-/// `POST /generate`: the server's own, where a `conversation_id` is the name of the conversation
-/// that a whole prompt belongs to.
+/// The server's own, where a `conversation_id` is the name of the conversation that a whole prompt
+/// belongs to.
+#[utoipa::path(
+    post,
+    path = "/generate",
+    tag = "passed",
+    request_body = Object,
+    responses((status = 200, description = "The inference server's", content(
+        (Object = "application/json"),
+        (ServerSentEvent = "text/event-stream"),
+    )))
+)]
 pub async fn native(
     State(shared): State<Shared>,
     Extension(admitted): Extension<Admitted>,
@@ -88,8 +116,117 @@ pub async fn native(
     answer(work.await)
 }
 
+/// Text as tokens.
+#[utoipa::path(
+    post,
+    path = "/tokenize",
+    tag = "passed",
+    request_body = Object,
+    responses((status = 200, description = "The inference server's", content((Object = "application/json"))))
+)]
+pub async fn tokenize(
+    shared: State<Shared>,
+    admitted: Extension<Admitted>,
+    request: Request,
+) -> Response {
+    pass(shared, admitted, request).await
+}
+
+/// Tokens as text.
+#[utoipa::path(
+    post,
+    path = "/detokenize",
+    tag = "passed",
+    request_body = Object,
+    responses((status = 200, description = "The inference server's", content((Object = "application/json"))))
+)]
+pub async fn detokenize(
+    shared: State<Shared>,
+    admitted: Extension<Admitted>,
+    request: Request,
+) -> Response {
+    pass(shared, admitted, request).await
+}
+
+/// Text as tokens.
+#[utoipa::path(
+    post,
+    path = "/v1/tokenize",
+    tag = "passed",
+    request_body = Object,
+    responses((status = 200, description = "The inference server's", content((Object = "application/json"))))
+)]
+pub async fn tokenize_v1(
+    shared: State<Shared>,
+    admitted: Extension<Admitted>,
+    request: Request,
+) -> Response {
+    pass(shared, admitted, request).await
+}
+
+/// Tokens as text.
+#[utoipa::path(
+    post,
+    path = "/v1/detokenize",
+    tag = "passed",
+    request_body = Object,
+    responses((status = 200, description = "The inference server's", content((Object = "application/json"))))
+)]
+pub async fn detokenize_v1(
+    shared: State<Shared>,
+    admitted: Extension<Admitted>,
+    request: Request,
+) -> Response {
+    pass(shared, admitted, request).await
+}
+
+/// The models that the inference server has.
+#[utoipa::path(
+    get,
+    path = "/v1/models",
+    tag = "passed",
+    responses((status = 200, description = "The inference server's", content((Object = "application/json"))))
+)]
+pub async fn models(
+    shared: State<Shared>,
+    admitted: Extension<Admitted>,
+    request: Request,
+) -> Response {
+    pass(shared, admitted, request).await
+}
+
+/// Whether the inference server answers.
+#[utoipa::path(
+    get,
+    path = "/health",
+    tag = "passed",
+    responses((status = 200, description = "The inference server's", content((Object = "application/json"))))
+)]
+pub async fn health(
+    shared: State<Shared>,
+    admitted: Extension<Admitted>,
+    request: Request,
+) -> Response {
+    pass(shared, admitted, request).await
+}
+
+/// The inference server's own settings.
+#[utoipa::path(
+    get,
+    path = "/server_info",
+    tag = "passed",
+    responses((status = 200, description = "The inference server's", content((Object = "application/json"))))
+)]
+pub async fn server_info(
+    shared: State<Shared>,
+    admitted: Extension<Admitted>,
+    request: Request,
+) -> Response {
+    pass(shared, admitted, request).await
+}
+
 /// Whatever the server says to it.
-pub async fn pass(
+async fn pass(
     State(shared): State<Shared>,
     Extension(admitted): Extension<Admitted>,
     request: Request,
@@ -141,8 +278,8 @@ impl Sent {
         };
         let query = self.head.uri.query().unwrap_or_default();
         let uri: axum::http::Uri = format!("/?{query}").parse().unwrap_or_default();
-        let whose = axum::extract::Query::<Whose>::try_from_uri(&uri);
-        let Whose { tenant } = whose
+        let whose = axum::extract::Query::<Tenant>::try_from_uri(&uri);
+        let Tenant { tenant } = whose
             .map_err(|error| ApiError::invalid(error.body_text()))?
             .0;
         let tenant = checked("tenant", tenant)?;

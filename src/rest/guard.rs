@@ -34,8 +34,10 @@ use super::error::{ApiError, ErrorType};
 use super::generate::generates;
 use super::host::host_is_local;
 use super::metrics::Metrics;
+use super::openapi::OPEN;
 use super::portable::IMPORT;
 use super::server::Peer;
+use super::surface::Surface;
 use crate::util::secret::Token;
 
 /// The header that carries a request's id, both ways.
@@ -74,6 +76,7 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
         by_token: guard.token.is_some(),
     });
     let route = request.extensions().get::<MatchedPath>().cloned();
+    let surface = Surface::of(request.uri().path());
     let method = request.method().clone();
     let span = tracing::info_span!(
         "request",
@@ -86,6 +89,7 @@ pub async fn guard(State(guard): State<Arc<Guard>>, mut request: Request, next: 
         guard.run(request, next, probe).await
     };
     let mut response = answer.instrument(span.clone()).await.into_response();
+    ApiError::shape(&mut response, surface);
     let route = route.as_ref().map_or("other", MatchedPath::as_str);
     guard.metrics.answered(route, &method, response.status());
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), "Answered"));
@@ -135,7 +139,7 @@ fn failed_to_answer() -> ApiError {
 impl Guard {
     /// Whether the request may be served; `Ok(true)` for a probe.
     fn admit(&self, request: &Request) -> Result<bool, ApiError> {
-        let probe = matches!(request.uri().path(), "/healthz" | "/readyz" | "/metrics");
+        let probe = OPEN.contains(&request.uri().path());
         match &self.token {
             // Without a token, a page in a browser on this machine must not be able to ask: its
             // requests carry the name of its own site.

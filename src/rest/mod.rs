@@ -7,16 +7,23 @@
 //!   ([`openai`]), `/tokenize_chat` ([`tokenize`]), and what passes through to the server;
 //! - `/v1/…`, see [`native`], [`conversations`] and [`events`]; `/v1/export` and `/v1/import`, see
 //!   [`portable`];
-//! - `/healthz`, `/readyz` and `/metrics`.
+//! - `/healthz`, `/readyz` and `/metrics`;
+//! - `/openapi.json` and `/docs`, see [`openapi`]: made from the annotations of the handlers, of which
+//!   the router is made, too.
 //!
 //! # Errors
-//! Every failure is a JSON object `{success: false, message, error: {type, message, retryable}}`
-//! with a status code of its own, see [`ErrorType`].
+//! Every failure has a kind with a status code of its own, see [`ErrorType`], and a body in the shape
+//! of its surface: problem details (RFC 9457) on the native one, `{success: false, message, error:
+//! {type, message, retryable}}` on the compatible one, `{error: {message, type, param, code}}` for
+//! clients of OpenAI's API.
 
+pub mod answers;
+pub mod bodies;
 mod body;
 mod config;
 pub mod conversations;
 mod error;
+pub mod etag;
 pub mod events;
 pub mod generate;
 mod guard;
@@ -25,22 +32,27 @@ mod metrics;
 mod names;
 pub mod native;
 pub mod openai;
+pub mod openapi;
 #[cfg(test)]
 pub(crate) mod parsers;
 pub mod portable;
-mod probes;
+pub mod probes;
+pub mod problem;
 mod server;
 pub mod snapshots;
 mod stall;
 mod state;
+mod surface;
+pub mod talk;
 pub mod tokenize;
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::middleware::from_fn_with_state;
-use axum::routing::{delete, get, post};
+use axum::middleware::{from_fn, from_fn_with_state};
 use tokio::sync::Semaphore;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 pub use config::Config;
 pub use error::{ApiError, ErrorType};
@@ -50,6 +62,7 @@ pub use server::{BindError, Server};
 pub use state::Shared;
 
 use guard::Guard;
+use openapi::Document;
 
 use crate::service::{ErrorKind, ServiceError};
 use crate::util::secret::{Token, TokenError};
@@ -69,44 +82,9 @@ pub fn router(config: &Config, shared: Shared, metrics: Metrics) -> Result<Route
         in_flight: Arc::new(Semaphore::new(config.max_requests as usize)),
         metrics,
     };
-    Ok(Router::new()
-        .route("/save_snapshot", post(snapshots::save))
-        .route("/restore_snapshot", post(snapshots::restore))
-        .route("/list_snapshots", post(snapshots::list))
-        .route("/get_snapshot_info", post(snapshots::info))
-        .route("/delete_snapshot", post(snapshots::delete))
-        .route("/v1/generate", post(generate::generate))
-        .route("/v1/chat/completions", post(openai::chat))
-        .route("/v1/completions", post(openai::complete))
-        .route("/tokenize_chat", post(tokenize::chat))
-        .route("/generate", post(generate::native))
-        .route("/tokenize", post(generate::pass))
-        .route("/detokenize", post(generate::pass))
-        .route("/v1/tokenize", post(generate::pass))
-        .route("/v1/detokenize", post(generate::pass))
-        .route("/v1/models", get(generate::pass))
-        .route("/health", get(generate::pass))
-        .route("/server_info", get(generate::pass))
-        .route("/v1/status", get(native::status))
-        .route("/v1/tiers", get(native::tiers))
-        .route("/v1/workers", get(native::workers))
-        .route("/v1/conversations", get(native::conversations))
-        .merge(talks())
-        .route("/v1/events", get(events::events))
-        .route("/v1/snapshots", get(native::snapshots))
-        .route(
-            "/v1/snapshots/{snapshot_id}",
-            get(native::snapshot)
-                .patch(conversations::mark)
-                .delete(conversations::delete_snapshot),
-        )
-        .route("/v1/namespaces", get(native::namespaces))
-        .route("/v1/export", post(portable::export))
-        .route(portable::IMPORT, post(portable::import))
-        .route("/v1/import/check", post(portable::check))
-        .route("/healthz", get(probes::healthz))
-        .route("/readyz", get(probes::readyz))
-        .route("/metrics", get(probes::metrics))
+    let (router, document) = routes().split_for_parts();
+    Ok(router
+        .layer(Document::finish(document).layer())
         .fallback(|| async { ApiError::new(ErrorType::NotFound, "There is no such path") })
         .method_not_allowed_fallback(|| async {
             ApiError::new(
@@ -120,33 +98,66 @@ pub fn router(config: &Config, shared: Shared, metrics: Metrics) -> Result<Route
         .with_state(shared))
 }
 
-/// One conversation.
-fn talks() -> Router<Shared> {
-    let at = |part: &str| format!("/v1/conversations/{{conversation_id}}{part}");
-    Router::new()
-        .route(
-            &at(""),
-            get(conversations::show).delete(conversations::delete),
-        )
-        .route(
-            &at("/turns/{turn_number}"),
-            delete(conversations::delete_turn),
-        )
-        .route(
-            &at("/branches/{branch_name}"),
-            delete(conversations::delete_branch),
-        )
-        .route(&at("/tree"), get(conversations::tree))
-        .route(&at("/tokens"), get(conversations::tokens))
-        .route(&at("/compare"), get(conversations::compare))
-        .route(&at("/fork"), post(conversations::fork))
-        .route(
-            &at("/policy"),
-            get(conversations::policy)
-                .put(conversations::set_policy)
-                .delete(conversations::unset_policy),
-        )
-        .route(&at("/tool_call"), post(conversations::tool_call))
+/// All routes, each as its handler describes it.
+fn routes() -> OpenApiRouter<Shared> {
+    OpenApiRouter::with_openapi(openapi::base())
+        .merge(shown())
+        .routes(routes!(snapshots::save))
+        .routes(routes!(snapshots::restore))
+        .routes(routes!(snapshots::list))
+        .routes(routes!(snapshots::info))
+        .routes(routes!(snapshots::delete))
+        .routes(routes!(tokenize::chat))
+        .routes(routes!(generate::generate))
+        .routes(routes!(openai::chat))
+        .routes(routes!(openai::complete))
+        .routes(routes!(generate::native))
+        .routes(routes!(generate::tokenize))
+        .routes(routes!(generate::detokenize))
+        .routes(routes!(generate::tokenize_v1))
+        .routes(routes!(generate::detokenize_v1))
+        .routes(routes!(generate::models))
+        .routes(routes!(generate::health))
+        .routes(routes!(generate::server_info))
+        .routes(routes!(native::status))
+        .routes(routes!(native::workers))
+        .routes(routes!(conversations::delete_turn))
+        .routes(routes!(conversations::delete_branch))
+        .routes(routes!(conversations::compare))
+        .routes(routes!(conversations::fork))
+        .routes(routes!(conversations::tool_call))
+        .routes(routes!(events::events))
+        .routes(routes!(portable::export))
+        .routes(routes!(portable::import))
+        .routes(routes!(portable::check))
+        .routes(routes!(probes::healthz))
+        .routes(routes!(probes::readyz))
+        .routes(routes!(probes::metrics))
+        .routes(routes!(openapi::document))
+        .routes(routes!(openapi::page))
+}
+
+/// What is read again and again: with entity tags.
+fn shown() -> OpenApiRouter<Shared> {
+    OpenApiRouter::new()
+        .routes(routes!(
+            native::snapshot,
+            conversations::mark,
+            conversations::delete_snapshot
+        ))
+        .routes(routes!(native::snapshots))
+        .routes(routes!(native::conversations))
+        .routes(routes!(native::namespaces))
+        .routes(routes!(native::tiers, native::set_budgets))
+        .routes(routes!(conversations::show, conversations::delete))
+        .routes(routes!(conversations::tree))
+        .routes(routes!(conversations::tokens))
+        .routes(routes!(
+            conversations::policy,
+            conversations::set_policy,
+            conversations::unset_policy
+        ))
+        .layer(from_fn(etag::tagged))
 }
 
 impl From<ServiceError> for ApiError {
@@ -157,6 +168,7 @@ impl From<ServiceError> for ApiError {
             ErrorKind::TokensUnknown => ErrorType::TokensUnknown,
             ErrorKind::Exists => ErrorType::AlreadyExists,
             ErrorKind::Mismatch => ErrorType::Mismatch,
+            ErrorKind::Changed => ErrorType::PreconditionFailed,
             ErrorKind::Invalid => ErrorType::InvalidRequest,
             ErrorKind::Unauthorized => ErrorType::Unauthorized,
             ErrorKind::Busy => ErrorType::Busy,

@@ -7,13 +7,26 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 
+use super::bodies::{ChatBody, CompletionBody, ServerSentEvent};
 use super::error::ApiError;
 use super::generate::{NAMED, Sent, answer, refusal};
 use super::guard::Admitted;
 use super::state::Shared;
 use crate::gateway::{Ask, Gateway, GatewayError, Reply};
 
-/// `POST /v1/chat/completions`
+/// Go on with a conversation: the messages are only the new ones.
+///
+/// Without `conversation_id` all of it passes through, and the inference server answers.
+#[utoipa::path(
+    post,
+    path = "/v1/chat/completions",
+    tag = "generate",
+    request_body = ChatBody,
+    responses((status = 200, description = "As OpenAI's", content(
+        (Object = "application/json"),
+        (ServerSentEvent = "text/event-stream"),
+    )))
+)]
 pub async fn chat(
     State(shared): State<Shared>,
     Extension(admitted): Extension<Admitted>,
@@ -25,7 +38,19 @@ pub async fn chat(
     .await
 }
 
-/// `POST /v1/completions`
+/// Go on with a conversation: the prompt is only what is new.
+///
+/// Without `conversation_id` all of it passes through, and the inference server answers.
+#[utoipa::path(
+    post,
+    path = "/v1/completions",
+    tag = "generate",
+    request_body = CompletionBody,
+    responses((status = 200, description = "As OpenAI's", content(
+        (Object = "application/json"),
+        (ServerSentEvent = "text/event-stream"),
+    )))
+)]
 pub async fn complete(
     State(shared): State<Shared>,
     Extension(admitted): Extension<Admitted>,

@@ -7,7 +7,7 @@ use super::error::ApiError;
 use super::generate::ask_of;
 use super::guard::Admitted;
 use super::names::checked;
-use super::snapshots::{RestoreBody, delete_of, info_of, list_of, restore_of, save_of};
+use super::snapshots::{RestoreOrder, delete_of, info_of, list_of, restore_of, save_of};
 use crate::gateway::Ask;
 use crate::service::Selector;
 use crate::util::parser::{Case, Parser, Refused, case, refused};
@@ -118,7 +118,7 @@ fn save(bytes: &[u8]) -> Result<Vec<u8>, String> {
 }
 
 fn restore(bytes: &[u8]) -> Result<Vec<u8>, String> {
-    let RestoreBody {
+    let RestoreOrder {
         select,
         pin_for,
         request_id,

@@ -15,17 +15,18 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::StreamExt as _;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use utoipa::{IntoParams, ToSchema};
 
+use super::bodies::ExportBody;
 use super::body::{Fields, Params};
 use super::error::{ApiError, ErrorType};
 use super::names::checked;
-use super::snapshots::{Need, selector, snapshot_id, success};
+use super::snapshots::{Need, selector, snapshot_id};
 use super::state::Shared;
-use crate::service::{Export, ExportRequest, ImportRequest};
+use crate::service::{Export, ExportRequest, ImportReply, ImportRequest};
 
 /// The path whose body is read as it comes.
 pub const IMPORT: &str = "/v1/import";
@@ -43,13 +44,37 @@ const LINGER: Duration = Duration::from_secs(2);
 const AHEAD: usize = 4;
 
 /// How to take a pair in.
-#[derive(Debug, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(default, deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub struct Way {
+    /// Take it although nothing here is of its model. Default: false.
     new_model: bool,
+    /// Give it the names that it had. Default: true.
     names: bool,
+    /// Wait until it is on disk. Default: true.
     durable: bool,
+    /// The conversation that it becomes a part of, instead of its own.
+    #[param(min_length = 1, max_length = 255)]
     conversation_id: Option<String>,
+}
+
+/// What would be taken.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Accepted {
+    /// Always `true`.
+    success: bool,
+}
+
+/// A snapshot that was taken in.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Imported {
+    /// Always `true`.
+    success: bool,
+    /// What happened, for people.
+    message: &'static str,
+    #[serde(flatten)]
+    reply: ImportReply,
 }
 
 // === impl Way ===
@@ -83,7 +108,20 @@ impl Way {
     }
 }
 
-/// `POST /v1/export`, with a selector of one snapshot, or of a conversation for its latest.
+/// A snapshot as a stream: the safetensors file, then the JSON file.
+///
+/// `x-engram-tensor-bytes` says how long the first is. An answer without the whole JSON broke off.
+#[utoipa::path(
+    post,
+    path = "/v1/export",
+    tag = "portable",
+    request_body = ExportBody,
+    responses((
+        status = 200,
+        content_type = "application/octet-stream",
+        headers(("x-engram-tensor-bytes" = u64), ("x-engram-snapshot" = String))
+    ))
+)]
 pub async fn export(State(shared): State<Shared>, mut body: Fields) -> Result<Response, ApiError> {
     let snapshot = snapshot_id(&mut body)?;
     let select = selector(&mut body, snapshot, Need::Conversation)?;
@@ -105,24 +143,41 @@ pub async fn export(State(shared): State<Shared>, mut body: Fields) -> Result<Re
     Ok(response)
 }
 
-/// `POST /v1/import/check`, with the JSON file: whether the pair would be taken.
+/// Whether a pair would be taken, from its JSON file.
+#[utoipa::path(
+    post,
+    path = "/v1/import/check",
+    tag = "portable",
+    params(Way),
+    request_body(content = Object, content_type = "application/json"),
+    responses((status = 200, body = Accepted))
+)]
 pub async fn check(
     State(shared): State<Shared>,
     Params(way): Params<Way>,
     description: Bytes,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Accepted>, ApiError> {
     shared
         .service()?
         .check_import(&way.request()?, &description)?;
-    Ok(Json(json!({ "success": true })))
+    Ok(Json(Accepted { success: true }))
 }
 
-/// `POST /v1/import`
+/// Take a snapshot in: 8 bytes, little-endian, with the length of the JSON file, the JSON file, the
+/// safetensors file.
+#[utoipa::path(
+    post,
+    path = "/v1/import",
+    tag = "portable",
+    params(Way),
+    request_body(content_type = "application/octet-stream"),
+    responses((status = 200, body = Imported))
+)]
 pub async fn import(
     State(shared): State<Shared>,
     Params(way): Params<Way>,
     request: Request,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Imported>, ApiError> {
     let declared = request.headers().get(header::CONTENT_TYPE);
     // What a form of a foreign web page can send is not taken.
     if declared.is_none_or(|kind| kind != "application/octet-stream") {
@@ -153,6 +208,9 @@ pub async fn import(
         let rest = async { while let Some(Ok(_)) = stream.next().await {} };
         let _ = tokio::time::timeout(LINGER, rest).await;
     }
-    let message = json!({ "message": "Imported" });
-    success(&reply?, message)
+    Ok(Json(Imported {
+        success: true,
+        message: "Imported",
+        reply: reply?,
+    }))
 }

@@ -11,8 +11,10 @@ use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Json};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use super::answers::{Deleted, Described, Listed, Metadata, Restored, Saved};
+use super::bodies::{DeleteBody, InfoBody, ListBody, RestoreBody, SaveBody};
 use super::body::Fields;
 use super::conversations::one_of;
 use super::error::{ApiError, ErrorType};
@@ -22,50 +24,62 @@ use super::names::checked;
 use super::state::Shared;
 use crate::gateway::{Fields as Object, Resume};
 use crate::service::{
-    DeleteReply, DeleteRequest, InfoRequest, ListReply, ListRequest, RestoreReply, RestoreRequest,
-    SaveReply, SaveRequest, Selector, ServiceError, SnapshotRow,
+    DeleteRequest, InfoRequest, ListReply, ListRequest, RestoreReply, RestoreRequest, SaveReply,
+    SaveRequest, Selector, ServiceError,
 };
 use crate::types::{SnapshotId, TokenId};
 
 /// The longest pin that a client may ask for.
 const PIN_MAX_SECONDS: f64 = 86_400.0;
 
-/// A snapshot as the compatible surface describes it: a row, and fields that only a server which
-/// owns the pools could fill.
-#[derive(Serialize)]
-struct Metadata {
-    #[serde(flatten)]
-    row: SnapshotRow,
-    mamba_pool_idx: Option<u32>,
-    req_pool_idx: Option<u32>,
-    layer_config: Value,
-    active_tool_context: Option<Value>,
-}
-
-/// `POST /save_snapshot`
-pub async fn save(State(shared): State<Shared>, mut body: Fields) -> Result<Json<Value>, ApiError> {
+/// Keep the state of a conversation.
+#[utoipa::path(
+    post,
+    path = "/save_snapshot",
+    tag = "compatible",
+    request_body = SaveBody,
+    responses((status = 200, body = Saved))
+)]
+pub async fn save(State(shared): State<Shared>, mut body: Fields) -> Result<Json<Saved>, ApiError> {
     let (select, durable, label) = save_of(&mut body)?;
     let request = SaveRequest {
         durable,
         timeout: shared.patience(),
         ..SaveRequest::new(select)
     };
-    let SaveReply { row, written_bytes } = shared.service()?.save(request).await?;
+    let SaveReply {
+        mut row,
+        written_bytes,
+    } = shared.service()?.save(request).await?;
     let message = match row.durable {
         true => "Saved; it survives a crash",
         false => "Saved in memory; it goes to disk later",
     };
-    let more = json!({ "message": message, "label": label, "written_bytes": written_bytes });
-    success(&row, more)
+    // What somebody else called it is not what this client did.
+    row.label = None;
+    Ok(Json(Saved {
+        success: true,
+        message,
+        label,
+        written_bytes,
+        row,
+    }))
 }
 
-/// `POST /restore_snapshot`
+/// Bring a snapshot into RAM, or generate from it.
+#[utoipa::path(
+    post,
+    path = "/restore_snapshot",
+    tags = ["compatible", "generate"],
+    request_body = RestoreBody,
+    responses((status = 200, body = Restored))
+)]
 pub async fn restore(
     State(shared): State<Shared>,
     Extension(admitted): Extension<Admitted>,
     mut body: Fields,
 ) -> Result<Response, Response> {
-    let RestoreBody {
+    let RestoreOrder {
         select,
         pin_for,
         request_id,
@@ -132,91 +146,112 @@ async fn restore_only(
     select: Selector,
     pin_for: Option<Duration>,
     request_id: Option<String>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Restored>, ApiError> {
     let rid = select.rid.clone();
     let reply = shared
         .service()?
         .restore(RestoreRequest { select, pin_for })
         .await?;
     let RestoreReply {
-        row,
+        mut row,
         from_tier,
         moved_bytes,
         restore_time_ms,
         pinned_until,
     } = reply;
-    let rid = rid.or_else(|| row.rid.clone());
-    let more = json!({
-        "rid": rid,
-        "request_id": request_id,
-        "mamba_pool_idx": null,
-        "output_ids": null,
-        "output_text": null,
-        "message": format!(
-            "{} tokens are in RAM for the next request, from tier {}",
-            row.boundary,
-            from_tier.as_str()
-        ),
-        "from_tier": from_tier,
-        "moved_bytes": moved_bytes,
-        "restore_time_ms": restore_time_ms,
-        "pinned_until": pinned_until,
-    });
-    success(&row, more)
+    let message = format!(
+        "{} tokens are in RAM for the next request, from tier {from_tier}",
+        row.boundary
+    );
+    let own = row.rid.take();
+    Ok(Json(Restored {
+        success: true,
+        message,
+        rid: rid.or(own),
+        request_id,
+        mamba_pool_idx: None,
+        output_ids: None,
+        output_text: None,
+        from_tier: Some(from_tier),
+        moved_bytes: Some(moved_bytes),
+        restore_time_ms: Some(restore_time_ms),
+        pinned_until: Some(pinned_until),
+        row,
+    }))
 }
 
-/// `POST /list_snapshots`
-pub async fn list(State(shared): State<Shared>, mut body: Fields) -> Result<Json<Value>, ApiError> {
+/// The snapshots of a conversation. One that nobody knows has none.
+#[utoipa::path(
+    post,
+    path = "/list_snapshots",
+    tag = "compatible",
+    request_body = ListBody,
+    responses((status = 200, body = Listed))
+)]
+pub async fn list(
+    State(shared): State<Shared>,
+    mut body: Fields,
+) -> Result<Json<Listed>, ApiError> {
     let request = list_of(&mut body)?;
     // A conversation that nobody knows has no snapshots: clients ask before there is one.
     let ListReply { snapshots, total } = match shared.service()?.list(request) {
         Err(ServiceError::NotFound { .. }) => ListReply::default(),
         reply => reply?,
     };
-    let snapshots: Vec<_> = snapshots.into_iter().map(Metadata::from).collect();
-    Ok(Json(
-        json!({ "success": true, "snapshots": snapshots, "total": total }),
-    ))
+    Ok(Json(Listed {
+        success: true,
+        snapshots: snapshots.into_iter().map(Metadata::from).collect(),
+        total,
+    }))
 }
 
-/// `POST /get_snapshot_info`
-pub async fn info(State(shared): State<Shared>, mut body: Fields) -> Result<Json<Value>, ApiError> {
+/// One snapshot, with its tokens.
+#[utoipa::path(
+    post,
+    path = "/get_snapshot_info",
+    tag = "compatible",
+    request_body = InfoBody,
+    responses((status = 200, body = Described))
+)]
+pub async fn info(
+    State(shared): State<Shared>,
+    mut body: Fields,
+) -> Result<Json<Described>, ApiError> {
     let (select, with_tokens) = info_of(&mut body)?;
     let row = shared.service()?.info(InfoRequest {
         select,
         with_tokens,
     })?;
-    Ok(Json(
-        json!({ "success": true, "metadata": Metadata::from(row) }),
-    ))
+    Ok(Json(Described {
+        success: true,
+        metadata: Metadata::from(row),
+    }))
 }
 
-/// `POST /delete_snapshot`
+/// Delete a turn, a branch, a snapshot, or a whole conversation, from every tier.
+#[utoipa::path(
+    post,
+    path = "/delete_snapshot",
+    tag = "compatible",
+    request_body = DeleteBody,
+    responses((status = 200, body = Deleted))
+)]
 pub async fn delete(
     State(shared): State<Shared>,
     mut body: Fields,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Deleted>, ApiError> {
     let (select, whole) = delete_of(&mut body)?;
     let service = shared.service()?;
     let conversation = service.name_selected(&select);
     let reply = service.delete(DeleteRequest { select, whole }).await;
     shared.deleted(conversation.as_deref());
     let reply = reply?;
-    let DeleteReply {
-        snapshots,
-        names,
-        objects,
-        bytes,
-    } = reply;
-    Ok(Json(json!({
-        "success": true,
-        "message": told(names),
-        "deleted": true,
-        "snapshots": snapshots,
-        "names": names,
-        "objects": objects,
-        "bytes": bytes,
-    })))
+    Ok(Json(Deleted {
+        success: true,
+        message: told(reply.names),
+        deleted: true,
+        reply,
+    }))
 }
 
 /// What was deleted, for people.
@@ -254,7 +289,7 @@ pub(super) fn save_of(body: &mut Fields) -> Result<(Selector, bool, Option<Strin
 
 /// What [`restore_of`] finds.
 #[derive(Debug)]
-pub(super) struct RestoreBody {
+pub(super) struct RestoreOrder {
     pub select: Selector,
     /// How long it stays in RAM.
     pub pin_for: Option<Duration>,
@@ -276,7 +311,7 @@ pub(super) struct Create {
 }
 
 /// Which snapshot to bring into RAM, or to generate from.
-pub(super) fn restore_of(body: &mut Fields) -> Result<RestoreBody, ApiError> {
+pub(super) fn restore_of(body: &mut Fields) -> Result<RestoreOrder, ApiError> {
     let create_new_request: Option<bool> = body.take("create_new_request")?;
     let continuation_ids: Option<Vec<TokenId>> = body.take("continuation_ids")?;
     let max_new_tokens: Option<u32> = body.take("max_new_tokens")?;
@@ -327,7 +362,7 @@ pub(super) fn restore_of(body: &mut Fields) -> Result<RestoreBody, ApiError> {
             ));
         }
     };
-    Ok(RestoreBody {
+    Ok(RestoreOrder {
         select,
         pin_for,
         request_id,
@@ -348,6 +383,7 @@ pub(super) fn list_of(body: &mut Fields) -> Result<ListRequest, ApiError> {
         conversation_id,
         limit: body.take("limit")?.unwrap_or(0),
         offset: body.take("offset")?.unwrap_or(0),
+        ..ListRequest::default()
     })
 }
 
@@ -418,18 +454,4 @@ pub(super) fn selector(
         ));
     }
     Ok(select)
-}
-
-// === impl Metadata ===
-
-impl From<SnapshotRow> for Metadata {
-    fn from(row: SnapshotRow) -> Self {
-        Metadata {
-            row,
-            mamba_pool_idx: None,
-            req_pool_idx: None,
-            layer_config: json!({ "model_type": "hybrid" }),
-            active_tool_context: None,
-        }
-    }
 }

@@ -4,13 +4,35 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
+use super::bodies::TokenizeChatBody;
 use super::body::Fields;
 use super::error::ApiError;
 use super::generate::refusal;
 use super::state::Shared;
 
-/// `POST /tokenize_chat`
+/// Messages as the tokens of a prompt.
+#[derive(Debug, ToSchema)]
+pub struct Tokenized {
+    /// Always `true`.
+    pub success: bool,
+    /// How many they are.
+    pub token_count: usize,
+    /// All of them.
+    pub token_ids: Vec<u32>,
+    /// Whose chat template it was.
+    pub chat_template_name: String,
+}
+
+/// The tokens of messages, for clients that compose prompts by themselves.
+#[utoipa::path(
+    post,
+    path = "/tokenize_chat",
+    tags = ["compatible", "generate"],
+    request_body = TokenizeChatBody,
+    responses((status = 200, body = Tokenized))
+)]
 pub async fn chat(State(shared): State<Shared>, mut body: Fields) -> Result<Json<Value>, Response> {
     let (messages, generation) = read(&mut body).map_err(ApiError::into_response)?;
     let gateway = shared.gateway().map_err(refusal)?;

@@ -6,9 +6,11 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
-use crate::types::{BootId, Fingerprint, InstanceId, SessionId, SnapshotId, TierKind, TokenId};
+pub use super::worker_rows::{BreakEven, CostRow, HookRow, WorkerLoad, WorkerRow};
+use crate::types::{BootId, Fingerprint, SessionId, SnapshotId, TierKind, TokenId};
 
 /// Names one snapshot, or the newest of a conversation.
 ///
@@ -80,7 +82,7 @@ pub struct RestoreReply {
     pub pinned_until: f64,
 }
 
-/// Lists snapshots.
+/// Lists snapshots: those that all of it holds for.
 #[derive(Clone, Debug, Default)]
 pub struct ListRequest {
     /// Tenant of the conversation. Default: none.
@@ -88,6 +90,29 @@ pub struct ListRequest {
     /// Only of this conversation (or rid): turns ascending, then branches by name. `None`: every
     /// stored snapshot, newest first.
     pub conversation_id: Option<String>,
+    /// The highest tier that holds all of it.
+    pub tier: Option<TierKind>,
+    /// It survives a crash, or does not.
+    pub durable: Option<bool>,
+    /// It is kept from eviction now, or is not.
+    pub pinned: Option<bool>,
+    /// What somebody called it.
+    pub label: Option<String>,
+    /// At most so many rows; 0: the default of 1000.
+    pub limit: usize,
+    /// Skip so many rows.
+    pub offset: usize,
+}
+
+/// Lists conversations: those that all of it holds for, last changed first.
+#[derive(Clone, Debug, Default)]
+pub struct ConversationsRequest {
+    /// Of this tenant. `None`: of all.
+    pub tenant: Option<String>,
+    /// Its name begins so.
+    pub prefix: Option<String>,
+    /// It changed after this, unix time in seconds.
+    pub updated_after: Option<f64>,
     /// At most so many rows; 0: the default of 1000.
     pub limit: usize,
     /// Skip so many rows.
@@ -95,7 +120,7 @@ pub struct ListRequest {
 }
 
 /// Rows of a list.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct ListReply {
     /// The rows asked for.
     pub snapshots: Vec<SnapshotRow>,
@@ -122,7 +147,7 @@ pub struct DeleteRequest {
 }
 
 /// What a deletion removed.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct DeleteReply {
     /// Snapshots that are gone. A snapshot that another turn or branch names stays and is not here.
     pub snapshots: Vec<SnapshotId>,
@@ -135,7 +160,7 @@ pub struct DeleteReply {
 }
 
 /// One snapshot as a turn or branch of a conversation.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct SnapshotRow {
     /// The snapshot.
     pub snapshot_id: SnapshotId,
@@ -184,7 +209,7 @@ pub struct SnapshotRow {
 }
 
 /// One conversation.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ConversationRow {
     /// Its name.
     pub conversation_id: String,
@@ -203,7 +228,7 @@ pub struct ConversationRow {
 }
 
 /// One tier.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct TierRow {
     /// Which.
     pub tier: TierKind,
@@ -211,6 +236,9 @@ pub struct TierRow {
     pub used_bytes: u64,
     /// Bytes that may be used.
     pub budget_bytes: u64,
+    /// Bytes of the file system that stay free. Of the disk only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_free_bytes: Option<u64>,
     /// Objects in it.
     pub objects: u64,
     /// Whether files bypass the page cache, and who moves their bytes (`threads` or `uring`). Of the disk
@@ -241,109 +269,20 @@ pub struct TierRow {
     pub last_failure: Option<String>,
 }
 
-/// One attached worker.
-#[derive(Clone, Debug, Serialize)]
-pub struct WorkerRow {
-    /// Its session.
-    pub session: SessionId,
-    /// The server it belongs to.
-    pub instance: InstanceId,
-    /// Attention tensor-parallel size and rank.
-    pub attn_tp_size: u32,
-    /// See `attn_tp_size`.
-    pub attn_tp_rank: u32,
-    /// For people.
-    pub model_name: String,
-    /// What its states are interchangeable with; `None` while its weights change.
-    pub fingerprint: Option<Fingerprint>,
-    /// `ipc` or `engine`.
-    pub mode: &'static str,
-    /// `host` or `cuda`.
-    pub device: &'static str,
-    /// Size of its staging ring.
-    pub ring_bytes: u64,
-    /// Tokens a page.
-    pub page_size: u32,
-    /// Weight epoch.
-    pub epoch: u64,
-    /// Peer process, when known.
-    pub pid: Option<i32>,
-    /// The ring is bound, the channel is open.
-    pub bound: bool,
-    /// Requests, saves and leases that are open.
-    pub requests: usize,
-    /// See `requests`.
-    pub saves: usize,
-    /// See `requests`.
-    pub leases: usize,
-    /// Versions that the worker told.
-    pub versions: std::collections::BTreeMap<String, String>,
-    /// Attached since, unix time in seconds.
-    pub attached_at: f64,
-    /// What the worker said of itself last.
-    pub load: Option<WorkerLoad>,
-    /// What its prefill and restores take.
-    pub cost: CostRow,
-}
-
-/// What was learned of a worker's speed.
-#[derive(Clone, Debug, Serialize)]
-pub struct CostRow {
-    /// Tokens a second of prefill; absent until it was seen often enough.
-    pub prefill_tokens_per_second: Option<f64>,
-    /// Bytes a second of copies between RAM and its ring; a guess before there were any.
-    pub copy_bytes_per_second: f64,
-    /// Bytes a second that reading from disk reaches; absent without a disk.
-    pub disk_bytes_per_second: Option<f64>,
-    /// From how many tokens on a restore is faster than their prefill.
-    pub break_even_tokens: BreakEven,
-}
-
-/// Token counts, by the tier that holds the bytes; absent: not known, or never.
-#[derive(Clone, Debug, Serialize)]
-pub struct BreakEven {
-    /// In RAM.
-    pub ram: Option<u64>,
-    /// On disk.
-    pub disk: Option<u64>,
-}
-
-/// A worker's own numbers.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct WorkerLoad {
-    /// Scheduler ticks.
-    pub ticks: u64,
-    /// State slots that are free.
-    pub slots_free: u64,
-    /// State slots in all.
-    pub slots_total: u64,
-    /// KV rows that are free.
-    pub rows_free: u64,
-    /// KV rows in all.
-    pub rows_total: u64,
-    /// Running requests.
-    pub running: u32,
-    /// Waiting requests.
-    pub waiting: u32,
-    /// How long its hooks keep the scheduler thread, by name.
-    pub hooks: std::collections::BTreeMap<String, HookRow>,
-}
-
-/// How long one hook took since the worker's start, in nanoseconds.
-#[derive(Copy, Clone, Debug, Default, Serialize)]
-pub struct HookRow {
-    /// How often it was called.
-    pub calls: u64,
-    /// On average.
-    pub mean_ns: u64,
-    /// Upper bound of 99 of 100 calls.
-    pub p99_ns: u64,
-    /// The longest.
-    pub max_ns: u64,
+/// Budgets that are to change, until the next start; those left out stay.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct BudgetChange {
+    /// Bytes that the RAM tier may hold: at least 1 MiB, at most what the start gave it.
+    pub ram_budget_bytes: Option<u64>,
+    /// Bytes that the disk tier may hold: 16 MiB to 1 EiB.
+    pub disk_budget_bytes: Option<u64>,
+    /// Bytes of the file system that stay free whatever the budget says: up to 1 EiB.
+    pub disk_min_free_bytes: Option<u64>,
 }
 
 /// The daemon at a glance.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct StatusReply {
     /// Version of the daemon.
     pub version: &'static str,
@@ -419,6 +358,16 @@ pub enum Event {
         turn_number: u32,
         /// Its snapshot.
         snapshot_id: Option<SnapshotId>,
+    },
+    /// The budget of a tier was changed.
+    Budget {
+        /// Which.
+        tier: TierKind,
+        /// Bytes that may be used from now on.
+        budget_bytes: u64,
+        /// Bytes of the file system that stay free from now on. Of the disk only.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        min_free_bytes: Option<u64>,
     },
     /// A snapshot is gone.
     Removed {

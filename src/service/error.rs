@@ -42,6 +42,9 @@ pub enum ServiceError {
         /// The snapshot that was meant.
         snapshot: SnapshotId,
     },
+    /// It is not, or not any more, as the one who changes it saw it.
+    #[error("it has changed since it was looked at")]
+    Changed,
     /// Workers are attached, and none of them can read this snapshot.
     #[error("snapshot {snapshot} was made by model {fingerprint}; no attached worker runs it")]
     Mismatch {
@@ -114,6 +117,8 @@ pub enum ErrorKind {
     Exists,
     /// 409 `mismatch`.
     Mismatch,
+    /// 412.
+    Changed,
     /// 400.
     Invalid,
     /// 401.
@@ -145,6 +150,7 @@ impl ServiceError {
             Self::TokensUnknown { .. } => ErrorKind::TokensUnknown,
             Self::Exists { .. } => ErrorKind::Exists,
             Self::Mismatch { .. } | Self::OtherModel { .. } => ErrorKind::Mismatch,
+            Self::Changed => ErrorKind::Changed,
             Self::Invalid(_) => ErrorKind::Invalid,
             Self::Unauthorized => ErrorKind::Unauthorized,
             Self::Busy(_) => ErrorKind::Busy,
@@ -169,6 +175,7 @@ impl ErrorKind {
             Self::TokensUnknown => "tokens_unknown",
             Self::Exists => "already_exists",
             Self::Mismatch => "mismatch",
+            Self::Changed => "precondition_failed",
             Self::Invalid => "invalid",
             Self::Unauthorized => "unauthorized",
             Self::Busy => "busy",

@@ -64,7 +64,7 @@ pub struct EventReader {
     /// Events of an earlier start may have been missed: nobody knows how many.
     restarted: bool,
     changed: watch::Receiver<u64>,
-    _place: OwnedSemaphorePermit,
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 /// What a reader gets.
@@ -156,6 +156,7 @@ impl Event {
             Self::Durable { .. } => "durable",
             Self::Restored { .. } => "restored",
             Self::Turn { .. } => "turn_finished",
+            Self::Budget { .. } => "budget_changed",
             Self::Removed {
                 reason: "deleted", ..
             } => "deleted",
@@ -173,13 +174,14 @@ impl Event {
     }
 
     /// The names there are.
-    pub const NAMES: [&'static str; 8] = [
+    pub const NAMES: [&'static str; 9] = [
         "attached",
         "detached",
         "saved",
         "durable",
         "restored",
         "turn_finished",
+        "budget_changed",
         "deleted",
         "evicted",
     ];
@@ -188,6 +190,19 @@ impl Event {
 // === impl Service ===
 
 impl Service {
+    /// Reads what happens from now on, for a part of the daemon: it takes no reader's place.
+    pub fn follow(self: &Arc<Self>) -> EventReader {
+        let changed = self.event_log.last.subscribe();
+        let after = *changed.borrow();
+        EventReader {
+            service: Arc::clone(self),
+            after,
+            restarted: false,
+            changed,
+            _place: None,
+        }
+    }
+
     /// Reads what happens from now on, or after the event of an id.
     ///
     /// # Errors
@@ -212,7 +227,7 @@ impl Service {
             after,
             restarted,
             changed,
-            _place: place,
+            _place: Some(place),
         })
     }
 }

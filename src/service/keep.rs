@@ -12,7 +12,8 @@ use super::by_name::check_names;
 use super::conversations::{ConversationKey, Deferred, Need, Owner, Pace};
 use super::core::Core;
 use super::error::ServiceError;
-use super::saving::{Action, Facts, SavingRules, decide};
+use super::saving::{Action, Facts, RulesRow, SavingRules, decide};
+use super::seen::Expected;
 use super::unsaved::Held;
 use crate::index::{Pin, PinKind, Retain};
 use crate::store::Tier;
@@ -130,27 +131,35 @@ impl Service {
     ///
     /// # Errors
     /// `NotFound`, `Invalid`.
-    pub fn rules(&self, select: &Selector) -> Result<(SavingRules, bool), ServiceError> {
+    pub fn rules(&self, select: &Selector) -> Result<RulesRow, ServiceError> {
         check_names(select)?;
         let core = self.core.lock();
         let key = core.conversations.key_of(select)?;
-        let own = core.conversations.rules(&key);
-        Ok((
-            own.unwrap_or_else(|| self.config.saving.rules()),
-            own.is_some(),
-        ))
+        Ok(self.rules_of(&core, &key))
     }
 
-    /// Gives a conversation rules of its own, or takes them away. A conversation that nothing was said
-    /// in yet may have some.
+    fn rules_of(&self, core: &Core, key: &ConversationKey) -> RulesRow {
+        let own = core.conversations.rules(key);
+        let rules = own.unwrap_or_else(|| self.config.saving.rules());
+        RulesRow {
+            policy: rules.policy,
+            every_n_turns: rules.every_n_turns,
+            min_interval_seconds: rules.min_interval.as_secs_f64(),
+            own: own.is_some(),
+        }
+    }
+
+    /// Gives a conversation rules of its own, or takes them away, if the rules are still as they were
+    /// seen. A conversation that nothing was said in yet may have some. The rules as they are then.
     ///
     /// # Errors
-    /// `Invalid`; `NotFound` if there is no such conversation to take them from.
+    /// `Invalid`, `Changed`; `NotFound` if there is no such conversation to take them from.
     pub fn set_rules(
         &self,
         select: &Selector,
         rules: Option<SavingRules>,
-    ) -> Result<(), ServiceError> {
+        expected: &Expected,
+    ) -> Result<RulesRow, ServiceError> {
         check_names(select)?;
         if let Some(Err((field, problem))) = rules.as_ref().map(SavingRules::check) {
             return Err(ServiceError::Invalid(format!("`{field}` {problem}")));
@@ -162,11 +171,13 @@ impl Service {
             }
             (found, _) => found?,
         };
+        expected.check(|| Ok(self.rules_of(&core, &key)))?;
         let now = self.clock.now();
         core.conversations.set_rules(&key, rules, now);
+        let row = self.rules_of(&core, &key);
         drop(core);
         self.wake.notify_one();
-        Ok(())
+        Ok(row)
     }
 
     /// The client says that a turn calls a tool: of a request under way, or of one that ended.

@@ -27,6 +27,7 @@
 
 pub mod api;
 mod attach;
+mod budgets;
 mod by_name;
 mod commit;
 pub mod config;
@@ -57,6 +58,7 @@ mod rows;
 pub mod save_state;
 pub mod saving;
 mod scrub;
+pub mod seen;
 mod session;
 mod shards;
 mod shutdown;
@@ -65,6 +67,7 @@ mod startup;
 mod tests;
 mod trouble;
 mod unsaved;
+mod worker_rows;
 mod workers;
 mod write_down;
 mod write_names;
@@ -79,19 +82,19 @@ use tokio::sync::{Notify, Semaphore, broadcast};
 use tokio_util::task::TaskTracker;
 
 pub use self::api::{
-    ConversationRow, DeleteReply, DeleteRequest, Event, HookRow, InfoRequest, ListReply,
-    ListRequest, RestoreReply, RestoreRequest, SaveReply, SaveRequest, Selector, SnapshotRow,
-    StatusReply, TierRow, WorkerLoad, WorkerRow,
+    BudgetChange, ConversationRow, ConversationsRequest, DeleteReply, DeleteRequest, Event,
+    HookRow, InfoRequest, ListReply, ListRequest, RestoreReply, RestoreRequest, SaveReply,
+    SaveRequest, Selector, SnapshotRow, StatusReply, TierRow, WorkerLoad, WorkerRow,
 };
 pub use self::attach::{Attachment, ChannelFds};
 pub use self::by_name::{ForkRequest, MarkRequest};
 pub use self::config::Config;
 pub use self::conversations::{
     BranchRow, Compared, Comparison, ConversationView, ForkRow, NO_TURN, OriginRow, Relation,
-    TOO_LONG, TokenStream, TreeNode, TreeTurn, TurnRow,
+    SHOWN_TURNS, TOO_LONG, TokenStream, TreeNode, TreeTurn, TurnRow,
 };
 pub use self::error::{ErrorKind, ServiceError};
-pub use self::events::{Batch, EventId, EventReader, EventRow};
+pub use self::events::{Batch, EventId, EventReader, EventRow, Numbered};
 pub use self::fd_socket::FdSocket;
 pub use self::hold::Hold;
 pub use self::limits::NamespaceRow;
@@ -100,7 +103,8 @@ pub use self::portable::{Export, ExportRequest, ImportReply, ImportRequest};
 pub use self::refusals::RefusalRow;
 pub use self::restore_state::RestoreState;
 pub use self::save_state::SaveState;
-pub use self::saving::{Policy, Saving, SavingRules};
+pub use self::saving::{Policy, RulesRow, Saving, SavingRules};
+pub use self::seen::{Expected, Tag};
 pub use self::trouble::Complaint;
 pub use self::workers::{Stop, Worker};
 
@@ -174,6 +178,8 @@ pub struct Service {
     portable: Arc<Semaphore>,
     lease: AtomicU64,
     stopping: AtomicBool,
+    /// The floor of the disk's free space was changed, and not looked at since.
+    floor_changed: AtomicBool,
     /// Runs of the token log that a start did not verify.
     unverified: Mutex<Vec<(SnapshotId, TokenRun)>>,
     /// When the service ends at the latest, once it is stopping.
@@ -259,6 +265,7 @@ impl Service {
             portable: Arc::new(Semaphore::new(portable::AT_ONCE)),
             lease: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
+            floor_changed: AtomicBool::new(false),
             unverified: Mutex::default(),
             end_by: std::sync::OnceLock::new(),
             config,

@@ -12,6 +12,7 @@
 //! failed fsync the disk takes nothing more: the service is not ready any longer, and serves from RAM
 //! and disk as before. What cannot be removed is tried again; a manifest that stays keeps its objects.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -350,6 +351,9 @@ impl Service {
         let Some(disk) = &self.store.disk else {
             return;
         };
+        if self.floor_changed.swap(false, Ordering::AcqRel) {
+            self.keep_floor();
+        }
         let usage = disk.usage();
         let slack = (usage.budget / 32).min(MAX_SLACK);
         let over = usage
@@ -371,6 +375,20 @@ impl Service {
             if let Err(error) = moved {
                 tracing::warn!(%error, "The token log cannot go on in memory");
             }
+        }
+    }
+
+    /// More of the file system is to stay free than before: what is too much goes now, if that is
+    /// enough. What others fill, giving up all of ours would not free.
+    fn keep_floor(&self) {
+        let short = self.store.disk_below_floor();
+        let held = self
+            .store
+            .disk
+            .as_ref()
+            .map_or(0, |disk| disk.usage().bytes);
+        if (1..=held).contains(&short) {
+            self.evict_from_disk(short);
         }
     }
 

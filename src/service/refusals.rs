@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::workers::seconds;
 use crate::device::DeviceError;
@@ -19,7 +20,7 @@ const MOST: usize = 64;
 const MAX_TEXT: usize = 1024;
 
 /// One refused attach.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, ToSchema)]
 pub struct RefusalRow {
     /// Why, in one word.
     pub reason: &'static str,

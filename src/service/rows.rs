@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 
 use super::Service;
 use super::api::{
-    ConversationRow, InfoRequest, ListReply, ListRequest, Selector, SnapshotRow, StatusReply,
-    TierRow, WorkerRow,
+    ConversationRow, ConversationsRequest, InfoRequest, ListReply, ListRequest, Selector,
+    SnapshotRow, StatusReply, TierRow, WorkerRow,
 };
 use super::conversations::{ConversationKey, Need, Turn};
 use super::core::Core;
@@ -40,22 +40,39 @@ impl Service {
         let ListRequest {
             tenant,
             conversation_id,
+            tier,
+            durable,
+            pinned,
+            label,
             limit,
             offset,
         } = request;
         let limit = if limit == 0 { DEFAULT_ROWS } else { limit };
+        let now = self.clock.now();
         let core = self.core.lock();
+        let asked = tier.is_some() || durable.is_some() || pinned.is_some() || label.is_some();
+        let wanted = |id: &SnapshotId| {
+            let Some(info) = core.index.snapshot(id).filter(|_| asked) else {
+                return !asked;
+            };
+            let its = || core.conversations.mark_of(*id)?.label.as_deref();
+            tier.is_none_or(|tier| tier == tier_of(&info))
+                && durable.is_none_or(|durable| durable == core.is_durable(id))
+                && pinned.is_none_or(|pinned| pinned == is_pinned(&info, now))
+                && label.as_deref().is_none_or(|label| its() == Some(label))
+        };
         let (called, total) = match conversation_id {
             Some(name) => {
                 let select = Selector {
                     tenant,
                     ..Selector::conversation(name)
                 };
-                let all = of_conversation(&core, &core.conversations.key_of(&select)?);
+                let mut all = of_conversation(&core, &core.conversations.key_of(&select)?);
+                all.retain(|(id, _)| wanted(id));
                 let total = all.len();
                 (all.into_iter().skip(offset).take(limit).collect(), total)
             }
-            None => everything(&core, tenant.as_deref(), offset, limit),
+            None => everything(&core, tenant.as_deref(), wanted, offset, limit),
         };
         let rows = called.into_iter();
         let snapshots = rows
@@ -64,22 +81,27 @@ impl Service {
         Ok(ListReply { snapshots, total })
     }
 
-    /// Conversations of a tenant, or of none, last changed first, and how many there are.
-    pub fn conversations(
-        &self,
-        tenant: Option<&str>,
-        limit: usize,
-        offset: usize,
-    ) -> (Vec<ConversationRow>, usize) {
-        let limit = if limit == 0 { DEFAULT_ROWS } else { limit };
+    /// Conversations, last changed first, and how many there are of those asked for.
+    pub fn conversations(&self, request: &ConversationsRequest) -> (Vec<ConversationRow>, usize) {
+        let ConversationsRequest {
+            tenant,
+            prefix,
+            updated_after,
+            limit,
+            offset,
+        } = request;
+        let limit = if *limit == 0 { DEFAULT_ROWS } else { *limit };
         let core = self.core.lock();
-        let its = core.conversations.iter();
-        let mut all: Vec<_> = its
-            .filter(|(key, _)| key.tenant.as_deref() == tenant)
-            .collect();
+        let all = core.conversations.iter().filter(|(key, it)| {
+            let begins = |prefix: &String| key.name.starts_with(prefix.as_str());
+            key.tenant.as_deref() == tenant.as_deref()
+                && prefix.as_ref().is_none_or(begins)
+                && updated_after.is_none_or(|after| seconds(it.updated) > after)
+        });
+        let mut all: Vec<_> = all.collect();
         let total = all.len();
         all.sort_by(|(a, one), (b, other)| (other.updated, a).cmp(&(one.updated, b)));
-        let page = all.into_iter().skip(offset).take(limit);
+        let page = all.into_iter().skip(*offset).take(limit);
         let rows = page.map(|(key, it)| ConversationRow {
             conversation_id: key.name.to_string(),
             tenant: key.tenant.as_deref().map(str::to_owned),
@@ -145,6 +167,7 @@ impl Service {
             used_bytes: usage.bytes,
             budget_bytes: usage.budget,
             objects: usage.objects,
+            min_free_bytes: None,
             direct_io: None,
             io_engine: None,
             healthy,
@@ -163,6 +186,7 @@ impl Service {
             let ill = core.queue.trouble.ill();
             let full = ill.filter(|ill| ill.what.lacks_room());
             TierRow {
+                min_free_bytes: self.store.disk_min_free(),
                 direct_io: Some(disk.direct()),
                 io_engine: Some(disk.engine().as_str()),
                 full: full.is_some(),
@@ -361,17 +385,18 @@ fn of_conversation(core: &Core, key: &ConversationKey) -> Vec<(SnapshotId, Calle
         .collect()
 }
 
-/// A page of every snapshot of a tenant, newest first, and how many there are.
+/// A page of the wanted snapshots of a tenant, newest first, and how many there are.
 fn everything(
     core: &Core,
     tenant: Option<&str>,
+    wanted: impl Fn(&SnapshotId) -> bool,
     offset: usize,
     limit: usize,
 ) -> (Vec<(SnapshotId, Called)>, usize) {
     let mut all: Vec<_> = core
         .records
         .iter()
-        .filter(|(_, record)| record.namespace.tenant.as_deref() == tenant)
+        .filter(|(id, record)| record.namespace.tenant.as_deref() == tenant && wanted(id))
         .map(|(id, record)| Reverse((record.created, *id)))
         .collect();
     let total = all.len();

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Most token ids that mean a tool call.
 const MAX_TOOL_TOKENS: usize = 64;
@@ -14,7 +15,7 @@ const MAX_TOOL_TOKENS: usize = 64;
 const MAX_TIME: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Which states go to disk by themselves.
-#[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Copy, Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
     /// That of every turn.
@@ -39,6 +40,19 @@ pub struct SavingRules {
     pub every_n_turns: u32,
     /// Between two turns of a conversation that are written at least so much time passes.
     pub min_interval: Duration,
+}
+
+/// The rules of a conversation, as they are shown.
+#[derive(Clone, PartialEq, Debug, Serialize, ToSchema)]
+pub struct RulesRow {
+    /// Which states go to disk by themselves.
+    pub policy: Policy,
+    /// How many turns `every_n_turns` means.
+    pub every_n_turns: u32,
+    /// Between two turns that are written at least so much time passes.
+    pub min_interval_seconds: f64,
+    /// They are the conversation's own; otherwise those of the configuration.
+    pub own: bool,
 }
 
 /// Section `[service.saving]`.

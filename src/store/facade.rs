@@ -1,6 +1,7 @@
 //! All tiers of one daemon, as the configuration says.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::{device::shm::ShmError, util::clock::Clock};
 
@@ -29,6 +30,7 @@ pub struct Store {
     pub manifests: Option<Manifests>,
     /// The conversations on disk, if configured.
     pub refs: Option<Refs>,
+    ram_most: u64,
     pub(super) dir: Option<Arc<DataDir>>,
     counters: Arc<Counters>,
 }
@@ -41,7 +43,8 @@ impl Store {
         clock: Arc<dyn Clock>,
         faults: Faults,
     ) -> Result<Self, StoreError> {
-        let ram = RamTier::new(config.ram_budget());
+        let ram_most = config.ram_budget();
+        let ram = RamTier::new(ram_most);
         let Config {
             ram: ram_bytes,
             ram_headroom: _,
@@ -52,6 +55,7 @@ impl Store {
             arena: Arena::new("engram-arena", ram_bytes.as_u64())
                 .map_err(|error| no_arena(error, ram_bytes.as_u64()))?,
             ram,
+            ram_most,
             disk: None,
             manifests: None,
             refs: None,
@@ -165,9 +169,42 @@ impl Store {
     pub fn disk_can_hold(&self) -> Option<u64> {
         let dir = self.dir.as_ref()?;
         Some(
-            dir.used()
-                .saturating_add(dir.root.available().ok()?.saturating_sub(dir.min_free())),
+            dir.used().saturating_add(
+                dir.root
+                    .available()
+                    .ok()?
+                    .saturating_sub(dir.min_free.load(Relaxed)),
+            ),
         )
+    }
+
+    /// The largest budget of the RAM tier: the arena without what is left to copies on their way.
+    #[must_use]
+    pub fn ram_most(&self) -> u64 {
+        self.ram_most
+    }
+
+    /// Bytes of the disk's file system that are to stay free; `None`: there is no disk tier.
+    #[must_use]
+    pub fn disk_min_free(&self) -> Option<u64> {
+        self.dir.as_ref().map(|dir| dir.min_free.load(Relaxed))
+    }
+
+    /// From now on so many bytes of the disk's file system are to stay free. What is there stays.
+    pub fn set_disk_min_free(&self, bytes: u64) {
+        if let Some(dir) = &self.dir {
+            dir.min_free.store(bytes, Relaxed);
+        }
+    }
+
+    /// Bytes that the file system has less free than it is to have.
+    #[must_use]
+    pub fn disk_below_floor(&self) -> u64 {
+        let short = self.dir.as_ref().and_then(|dir| {
+            let available = dir.root.available().ok()?;
+            Some(dir.min_free.load(Relaxed).saturating_sub(available))
+        });
+        short.unwrap_or(0)
     }
 
     /// What was done since the start.

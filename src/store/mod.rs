@@ -43,6 +43,7 @@ mod object;
 mod ram;
 mod refs;
 mod sealed_json;
+mod tensor_header;
 mod tier;
 mod token_log;
 

@@ -3,15 +3,18 @@
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use utoipa::ToSchema;
 
 use super::hex;
 
 /// All that makes saved bytes interchangeable, and nothing else.
-#[derive(Copy, Clone, Eq, PartialEq, Hash, Ord, PartialOrd)]
+#[derive(Copy, Clone, Eq, PartialEq, Hash, Ord, PartialOrd, ToSchema)]
+#[schema(value_type = String, pattern = "^[0-9a-f]{64}$")]
 pub struct Fingerprint(pub [u8; 32]);
 
 /// Digest of a [`Namespace`](super::Namespace).
-#[derive(Copy, Clone, Eq, PartialEq, Hash, Ord, PartialOrd)]
+#[derive(Copy, Clone, Eq, PartialEq, Hash, Ord, PartialOrd, ToSchema)]
+#[schema(value_type = String, pattern = "^[0-9a-f]{64}$")]
 pub struct NamespaceId(pub [u8; 32]);
 
 /// Address of a stored object, derived from the prefix that it belongs to.

@@ -3,15 +3,17 @@
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 macro_rules! uuid_type {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(
-            Copy, Clone, Eq, PartialEq, Hash, Ord, PartialOrd, Debug, Serialize, Deserialize,
+            Copy, Clone, Eq, PartialEq, Hash, Ord, PartialOrd, Debug, Serialize, Deserialize, ToSchema,
         )]
         #[serde(transparent)]
+        #[schema(value_type = String, format = Uuid)]
         pub struct $name(pub Uuid);
 
         impl $name {

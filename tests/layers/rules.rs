@@ -86,6 +86,8 @@ const LAYERS: &[Layer] = &[
     Layer { name: "gateway", uses: &[], never_names: &["cudarc", "std::fs", "axum"] },
     Layer { name: "grpc", uses: &[], never_names: &["cudarc", "std::fs"] },
     Layer { name: "rest", uses: &[], never_names: &["cudarc"] },
+    // Told by the service, asked by nobody.
+    Layer { name: "webhooks", uses: &["service"], never_names: &["cudarc", "axum"] },
     // The worker in its own process: of the daemon it knows the protocol alone.
     Layer { name: "engine", uses: &["proto", "device::shm", "tokenizer"], never_names: &["cudarc"] },
     // Of each module it may name the `Config`, see `leads_to_config`.
@@ -99,7 +101,7 @@ const LAYERS: &[Layer] = &[
 #[rustfmt::skip]
 const APP: &[&str] = &[
     "device", "proto", "pool", "store", "index", "service", "tokenizer", "upstream", "gateway", "grpc",
-    "rest", "engine", "config",
+    "rest", "webhooks", "engine", "config",
 ];
 #[rustfmt::skip]
 const CLI: &[&str] = &[
@@ -134,7 +136,8 @@ impl Layer {
             return true;
         }
         if self.name == "config" {
-            return CHAIN.contains(&module) && leads_to_config(target);
+            let has_one = CHAIN.contains(&module) || module == "webhooks";
+            return has_one && leads_to_config(target);
         }
         let place = |name: &str| CHAIN.iter().position(|layer| *layer == name);
         match (place(module), place(self.name)) {

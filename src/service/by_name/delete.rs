@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use super::super::Service;
 use super::super::api::{DeleteReply, DeleteRequest, Event, Selector};
-use super::super::conversations::{ConversationKey, Found, Need};
+use super::super::conversations::{ConversationKey, Found, Need, SHOWN_TURNS};
 use super::super::core::{Core, Failure, Removal};
 use super::super::error::ServiceError;
-use super::super::rows::unknown_snapshot;
+use super::super::rows::{called, unknown_snapshot};
+use super::super::seen::Expected;
 use super::check_names;
 use super::save::{refused, still_open};
 use crate::index::PinKind;
@@ -23,6 +24,19 @@ impl Service {
     /// `NotFound`, `NoState`, `Invalid` (a part beside the whole, too); `Busy` if the disk takes too long: then it goes on;
     /// `Unavailable` if its files cannot be removed; `NoSpace` if all is gone but the name in its conversation's file, which a full disk refused.
     pub async fn delete(&self, request: DeleteRequest) -> Result<DeleteReply, ServiceError> {
+        self.delete_seen(request, &Expected::Anything).await
+    }
+
+    /// The same, if what is named is still as it was seen: the snapshot, or else the conversation,
+    /// of which a part may be what is to go.
+    ///
+    /// # Errors
+    /// Those of [`Service::delete`], and `Changed`.
+    pub async fn delete_seen(
+        &self,
+        request: DeleteRequest,
+        expected: &Expected,
+    ) -> Result<DeleteReply, ServiceError> {
         let DeleteRequest { select, whole } = request;
         check_names(&select)?;
         if select.snapshot_id.is_none() && !whole {
@@ -32,6 +46,16 @@ impl Service {
         }
         let (reply, asked, keys, mark) = {
             let mut core = self.core.lock();
+            match select.snapshot_id {
+                Some(id) => expected.check(|| {
+                    let row = self.row(&core, id, &called(&core, id));
+                    row.ok_or_else(|| unknown_snapshot(&id))
+                })?,
+                None => expected.check(|| {
+                    let key = core.conversations.key_of(&select)?;
+                    core.view(&key, SHOWN_TURNS, 0).ok_or(ServiceError::Changed)
+                })?,
+            }
             let mark = core.queue.trouble.mark();
             let (keys, names, doomed) = unname(&mut core, &select, whole)?;
             let (reply, asked) = self.remove_all(&mut core, names, doomed);

@@ -7,6 +7,7 @@ use super::super::api::SnapshotRow;
 use super::super::conversations::{ConversationKey, Mark};
 use super::super::error::ServiceError;
 use super::super::rows::{called, unknown_snapshot};
+use super::super::seen::Expected;
 use super::save::refused;
 use crate::index::{Pin, PinKind};
 use crate::types::SnapshotId;
@@ -38,6 +39,18 @@ impl Service {
     /// `NotFound`, `Invalid`; `Busy` if the deadline passes, `NoSpace` and `Unavailable` if the disk
     /// does not take it: it is in force all the same, until a restart.
     pub async fn mark(&self, request: MarkRequest) -> Result<SnapshotRow, ServiceError> {
+        self.mark_seen(request, &Expected::Anything).await
+    }
+
+    /// The same, if the snapshot is still as it was seen.
+    ///
+    /// # Errors
+    /// Those of [`Service::mark`], and `Changed`.
+    pub async fn mark_seen(
+        &self,
+        request: MarkRequest,
+        expected: &Expected,
+    ) -> Result<SnapshotRow, ServiceError> {
         let MarkRequest {
             snapshot: id,
             pinned,
@@ -56,6 +69,10 @@ impl Service {
             let Some(record) = core.records.get(&id) else {
                 return Err(unknown_snapshot(&id));
             };
+            expected.check(|| {
+                let row = self.row(&core, id, &called(&core, id));
+                row.ok_or_else(|| unknown_snapshot(&id))
+            })?;
             let tenant = record.namespace.tenant.as_deref();
             let nobodys = ConversationKey::new(tenant, &id.to_string());
             let own = called(&core, id).key.unwrap_or(nobodys);

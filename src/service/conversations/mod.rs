@@ -35,6 +35,7 @@
 //! those of the latest turns that find room in it.
 
 mod ancestry;
+mod compared;
 mod kept;
 mod left;
 mod marks;
@@ -59,6 +60,7 @@ use crate::types::{Millis, SnapshotId};
 use crate::util::id_map::IdMap;
 
 pub use ancestry::Known;
+pub use compared::{Compared, Comparison, Relation};
 pub use left::LEFT;
 pub use marks::Mark;
 pub use parts::{
@@ -69,10 +71,10 @@ pub use shelf::IN_RAM;
 pub use stored::{Back, MAX_BRANCHES, Missing};
 pub use stream::{TOO_LONG, TokenStream};
 pub use tail::{Chain, Tail, digest_of, print_of};
-pub use view::{
-    BranchRow, Compared, Comparison, ConversationView, ForkRow, OriginRow, Relation, TreeNode,
-    TreeTurn, TurnRow,
-};
+pub use view::{BranchRow, ConversationView, ForkRow, OriginRow, TreeNode, TreeTurn, TurnRow};
+
+/// Turns of a conversation that are shown where nobody says how many.
+pub const SHOWN_TURNS: usize = 1000;
 
 use super::saving::SavingRules;
 use crate::store::StreamPrint;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::super::Service;
 use super::super::api::Selector;
@@ -13,6 +14,7 @@ use super::super::error::ServiceError;
 use super::super::rows::tier_of;
 use super::super::saving::Policy;
 use super::super::workers::seconds;
+use super::compared::{Compared, Comparison, Relation};
 use super::{Conversation, ConversationKey, Origin, Turn};
 use crate::types::{SnapshotId, TierKind};
 
@@ -23,7 +25,7 @@ const MAX_NODES: usize = 10_000;
 const MAX_DEPTH: usize = 64;
 
 /// Where a conversation parted from another.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct OriginRow {
     /// The other's name.
     pub conversation_id: String,
@@ -32,7 +34,7 @@ pub struct OriginRow {
 }
 
 /// One turn.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct TurnRow {
     /// Counted from 1.
     pub turn_number: u32,
@@ -63,7 +65,7 @@ pub struct TurnRow {
 }
 
 /// One branch.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct BranchRow {
     /// Its name.
     pub branch_name: String,
@@ -76,7 +78,7 @@ pub struct BranchRow {
 }
 
 /// A conversation that parted from this one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ForkRow {
     /// Its name.
     pub conversation_id: String,
@@ -85,7 +87,7 @@ pub struct ForkRow {
 }
 
 /// One conversation.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ConversationView {
     /// Its name.
     pub conversation_id: String,
@@ -114,7 +116,7 @@ pub struct ConversationView {
 }
 
 /// A conversation in the tree of all that parted from one another.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct TreeNode {
     /// Its name.
     pub conversation_id: String,
@@ -123,11 +125,12 @@ pub struct TreeNode {
     /// Its turns that the one it parted from does not have.
     pub turns: Vec<TreeTurn>,
     /// What parted before any of these turns.
+    #[schema(no_recursion)]
     pub forks: Vec<TreeNode>,
 }
 
 /// A turn in the tree.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct TreeTurn {
     /// Counted from 1.
     pub turn_number: u32,
@@ -138,51 +141,8 @@ pub struct TreeTurn {
     /// Branches that name that.
     pub branches: Vec<String>,
     /// What parted after this turn.
+    #[schema(no_recursion)]
     pub forks: Vec<TreeNode>,
-}
-
-/// One side of a comparison.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Compared {
-    /// Its conversation, as it was asked for.
-    pub conversation_id: String,
-    /// Its turn; 0: a branch that is no turn's snapshot.
-    pub turn_number: u32,
-    /// How many tokens it has.
-    pub tokens: u32,
-    /// Its snapshot.
-    pub snapshot_id: Option<SnapshotId>,
-}
-
-/// How two token streams stand to each other.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Relation {
-    /// They are the same.
-    Same,
-    /// The first begins with all of the second.
-    AExtendsB,
-    /// The second begins with all of the first.
-    BExtendsA,
-    /// They part.
-    Parted,
-}
-
-/// Two turns or branches beside each other.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Comparison {
-    /// The first.
-    pub a: Compared,
-    /// The second.
-    pub b: Compared,
-    /// Tokens that both begin with: token number `common_tokens`, counted from 0, is the first that differs.
-    pub common_tokens: u32,
-    /// How they stand to each other.
-    pub relation: Relation,
-    /// The deepest snapshot that both go on from.
-    pub common_snapshot: Option<SnapshotId>,
-    /// Its boundary.
-    pub common_boundary: u32,
 }
 
 // === impl Service ===

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::super::Service;
 use super::super::api::Event;
@@ -34,7 +35,7 @@ pub(in crate::service) struct Over {
 }
 
 /// A namespace, as people see it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct NamespaceRow {
     /// Its id; selects it in the configuration.
     pub namespace: NamespaceId,

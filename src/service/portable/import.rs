@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tokio::runtime::Handle;
+use utoipa::ToSchema;
 
 use super::super::Service;
 use super::super::api::SnapshotRow;
@@ -41,7 +42,7 @@ pub struct ImportRequest {
 }
 
 /// A snapshot that was taken in.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ImportReply {
     /// The snapshot here; its id is one of this store's own.
     #[serde(flatten)]

@@ -66,7 +66,9 @@ async fn turns_and_branches_are_listed_and_named_ones_are_kept() {
     world.all_durable().await;
     let world = world.killed().await;
     assert_eq!(list(&world, "c"), rows);
-    let (conversations, total) = world.service.conversations(None, 0, 0);
+    let (conversations, total) = world
+        .service
+        .conversations(&crate::service::ConversationsRequest::default());
     assert_eq!(
         (
             total,

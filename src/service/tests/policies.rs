@@ -5,7 +5,9 @@ use std::time::Duration;
 use super::fake::*;
 use crate::proto::channel::layout::Finish;
 use crate::proto::channel::msg::{RequestClose, TurnFinished};
-use crate::service::{ErrorKind, Policy, SaveRequest, SavingRules, Selector};
+use crate::service::{
+    ErrorKind, Expected, Policy, RulesRow, SaveRequest, SavingRules, Selector, Tag,
+};
 use crate::types::{SnapshotId, TokenId};
 
 fn rules(policy: Policy) -> SavingRules {
@@ -173,7 +175,7 @@ async fn within_the_interval_only_the_newest_waits() {
 async fn a_conversation_has_rules_of_its_own_also_before_its_first_turn_and_after_a_restart() {
     let world = World::new().await;
     let select = Selector::conversation("c");
-    let set = |world: &World, rules| world.service.set_rules(&select, rules);
+    let set = |world: &World, rules| world.service.set_rules(&select, rules, &Expected::Anything);
     assert_eq!(set(&world, None).unwrap_err().kind(), ErrorKind::NotFound);
     let bad = SavingRules {
         every_n_turns: 0,
@@ -187,7 +189,22 @@ async fn a_conversation_has_rules_of_its_own_also_before_its_first_turn_and_afte
     world.all_durable().await;
     let world = world.killed().await;
     let found = world.service.rules(&select).unwrap();
-    assert_eq!(found, (rules(Policy::ManualOnly), true));
+    assert_eq!((found.policy, found.own), (Policy::ManualOnly, true));
+    // Who saw other rules changes nothing.
+    let seen = Expected::Seen(vec![
+        Tag::of(&RulesRow {
+            own: false,
+            ..found.clone()
+        })
+        .unwrap(),
+    ]);
+    let error = world.service.set_rules(&select, None, &seen).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Changed);
+    let seen = Expected::Seen(vec![Tag::of(&found).unwrap()]);
+    let rules = world
+        .service
+        .set_rules(&select, Some(rules(Policy::ManualOnly)), &seen);
+    assert_eq!(rules.unwrap(), found);
     let mut fake = Fake::attach(&world).await;
     let tokens = prompt(1, 3200);
     let ids = talk(&mut fake, "c", &tokens).await;
@@ -196,7 +213,7 @@ async fn a_conversation_has_rules_of_its_own_also_before_its_first_turn_and_afte
     assert_eq!(durable(&world, &ids), [false; 3]);
     assert_eq!(durable(&world, &[other]), [true]);
     set(&world, None).unwrap();
-    assert!(!world.service.rules(&select).unwrap().1);
+    assert!(!world.service.rules(&select).unwrap().own);
     let mut more = tokens.clone();
     more.extend(prompt(3, 1000));
     let last = fake.turn("c", &more, 4096).await;

@@ -297,7 +297,9 @@ async fn a_turn_of_two_ranks_counts_once() {
     let tokens = prompt(1, 1500);
     let id = save_both(&mut ranks, &tokens, 1024).await;
     assert_eq!(world.metric("engram_turns_total"), 1.0);
-    let (conversations, _) = world.service.conversations(None, 10, 0);
+    let (conversations, _) = world
+        .service
+        .conversations(&crate::service::ConversationsRequest::default());
     assert_eq!(conversations.len(), 1);
     assert_eq!(conversations[0].turns, 1);
     let select = Selector::conversation("c");

@@ -310,7 +310,9 @@ async fn requests_without_a_name_go_on_with_what_their_prompt_begins_with() {
     let mut other = tokens[..1100].to_vec();
     other.extend(prompt(2, 1000));
     fake.unnamed("r3", &other, 1200, 2048).await;
-    let (rows, total) = world.service.conversations(None, 0, 0);
+    let (rows, total) = world
+        .service
+        .conversations(&crate::service::ConversationsRequest::default());
     assert_eq!(total, 2);
     let names: Vec<_> = rows
         .iter()
@@ -352,7 +354,9 @@ async fn a_save_that_ends_after_its_request_went_on_finds_the_conversation() {
     fake.saved(save).await.unwrap();
     fake.say(RequestClose { req });
     is_known(&world, turn("r1", 2), &tokens[..2100], 2048).await;
-    let (_, total) = world.service.conversations(None, 0, 0);
+    let (_, total) = world
+        .service
+        .conversations(&crate::service::ConversationsRequest::default());
     assert_eq!(total, 1);
 }
 

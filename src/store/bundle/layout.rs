@@ -9,16 +9,17 @@ use safetensors::tensor::Metadata;
 use super::{Bundle, BundleError};
 use crate::{
     pool::{Geometry, cut},
+    store::tensor_header::{LENGTH_BYTES, add_tensor, head},
     types::TokenRange,
 };
 
-/// Parts and header end at multiples of this.
-pub(super) const ALIGN: u64 = 4096;
+// Parts and header end at multiples of it.
+pub(super) use crate::store::tensor_header::ALIGN;
+
 /// Bytes that another program's way of writing the same header may take beside ours, four times.
 const MAX_SPARE: u64 = 64 << 10;
 /// Tensors of one file.
 const MAX_TENSORS: u64 = 400_000;
-const LENGTH_BYTES: u64 = 8;
 
 /// What a run of bytes is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,22 +178,10 @@ impl Layout {
                 start,
                 end,
             } = tensor;
-            let name = text(name);
-            add(
-                &mut json,
-                format_args!(
-                    ",{name}:{{\"dtype\":\"{dtype}\",\"shape\":{shape:?},\
-                     \"data_offsets\":[{start},{end}]}}"
-                ),
-            );
+            add_tensor(&mut json, name, dtype, shape, (*start, *end));
         }
         json.push('}');
-        let total = (LENGTH_BYTES + json.len() as u64).next_multiple_of(ALIGN);
-        let mut bytes = Vec::with_capacity(total as usize);
-        bytes.extend_from_slice(&(total - LENGTH_BYTES).to_le_bytes());
-        bytes.extend_from_slice(json.as_bytes());
-        bytes.resize(total as usize, b' ');
-        bytes
+        head(&json)
     }
 
     /// The length of the JSON whose length field this is.

@@ -1,5 +1,6 @@
 //! A data directory that this process owns: checked, locked, counted.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::{io::Read, os::unix::fs::MetadataExt, sync::Arc, time::Duration};
 
 use humantime_serde::re::humantime::format_duration;
@@ -43,7 +44,8 @@ pub(crate) struct DataDir {
     quarantine: Quarantine,
     pub(crate) catalog: Catalog,
     clock: Arc<dyn Clock>,
-    min_free: u64,
+    /// Bytes of the file system that are to stay free.
+    pub(crate) min_free: AtomicU64,
     // Held until the end.
     lock: Flock<std::fs::File>,
 }
@@ -92,18 +94,13 @@ impl DataDir {
             quarantine,
             catalog: Catalog::default(),
             clock,
-            min_free: config.min_free.as_u64(),
+            min_free: AtomicU64::new(config.min_free.as_u64()),
             lock,
         })
     }
 
     pub(crate) fn counters(&self) -> &Counters {
         self.root.counters()
-    }
-
-    /// Bytes of the file system that are to stay free.
-    pub(crate) fn min_free(&self) -> u64 {
-        self.min_free
     }
 
     /// Bytes of everything in the directory.
@@ -142,7 +139,10 @@ impl DataDir {
     pub(crate) fn reserve(&self, bytes: u64) -> Result<Reservation<'_>, StoreError> {
         self.is_there()?;
         let available = self.root.available()?;
-        let taken = self.min_free.saturating_add(self.ledger.pending());
+        let taken = self
+            .min_free
+            .load(Relaxed)
+            .saturating_add(self.ledger.pending());
         if available < taken.saturating_add(bytes) {
             return Err(StoreError::Floor {
                 path: self.root.path().to_owned(),

@@ -33,12 +33,18 @@ use serde::Deserialize;
 
 use crate::{
     pool::Geometry,
-    store::{counters::Reason, object::ObjectMeta, sealed_json::Bad},
+    store::{
+        counters::Reason,
+        object::ObjectMeta,
+        sealed_json::Bad,
+        tensor_header::{self, add_tensor, head},
+    },
     types::{Generation, ObjectKind, TokenId, TokenRange, hex},
 };
 
-/// Pieces, header and file end at multiples of this.
-pub(crate) const ALIGN: u64 = 4096;
+// Pieces, header and file end at multiples of it.
+pub(crate) use crate::store::tensor_header::ALIGN;
+
 /// Bytes that share a checksum.
 pub(crate) const CHUNK: u64 = 1 << 20;
 /// Bytes of header with which a file is still taken seriously.
@@ -46,7 +52,7 @@ pub(crate) const MAX_HEADER: u64 = 16 << 20;
 
 const FORMAT: &str = "1";
 const START: &str = r#"{"__metadata__":{"header_crc32c":""#;
-const LENGTH_BYTES: usize = 8;
+const LENGTH_BYTES: usize = tensor_header::LENGTH_BYTES as usize;
 const CRC_AT: usize = LENGTH_BYTES + START.len();
 const CRC_DIGITS: usize = 8;
 
@@ -269,21 +275,10 @@ pub(crate) fn encode_header(meta: &ObjectMeta, plan: &Plan, shard: u32, facts: &
             start,
             end,
         } = tensor;
-        write_to(
-            &mut json,
-            format_args!(
-                r#","{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{start},{end}]}}"#
-            ),
-        );
+        add_tensor(&mut json, name, dtype, shape, (*start, *end));
     }
     json.push('}');
-
-    let total = (LENGTH_BYTES as u64 + json.len() as u64).next_multiple_of(ALIGN);
-    let json_len = total - LENGTH_BYTES as u64;
-    let mut bytes = Vec::with_capacity(total as usize);
-    bytes.extend_from_slice(&json_len.to_le_bytes());
-    bytes.extend_from_slice(json.as_bytes());
-    bytes.resize(total as usize, b' ');
+    let mut bytes = head(&json);
     let crc = format!("{:08x}", crc32c(&bytes));
     let digits = bytes.iter_mut().skip(CRC_AT);
     for (to, from) in digits.zip(crc.bytes()) {

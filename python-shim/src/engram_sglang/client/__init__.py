@@ -25,6 +25,7 @@ from .daemon import Health, Hook, Load, Namespace, Readiness, Refusal, Status, T
 from .errors import (
     AlreadyExists,
     Busy,
+    Changed,
     Conflict,
     EngramError,
     InternalError,
@@ -58,6 +59,7 @@ __all__ = [
     "AsyncStream",
     "Branch",
     "Busy",
+    "Changed",
     "Chat",
     "ChatChunk",
     "Choice",

@@ -143,6 +143,7 @@ class AsyncClient:
     health = _one(_daemon.health)
     ready = _one(_daemon.ready)
     tiers = _one(_daemon.tiers)
+    set_budgets = _one(_daemon.set_budgets)
     workers = _one(_daemon.workers)
     namespaces = _list(_daemon.namespaces)
     events = _stream(_events.events)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .call import Call, Page, Pages, Request, get, rows, target
+from .call import Call, Page, Pages, Request, dump, get, given, rows, target
 from .records import Record
 from .snapshots import PAGE
 
@@ -57,6 +57,8 @@ class Tier(Record):
     used_bytes: int = 0
     budget_bytes: int = 0
     objects: int = 0
+    min_free_bytes: int | None = None
+    """Of the file system, whatever the budget; of the disk only."""
     healthy: bool = True
     """It takes writes, but for a lack of room."""
     full: bool = False
@@ -184,6 +186,21 @@ def tiers() -> Call[tuple[Tier, ...]]:
         return read(value).rows
 
     return get("/v1/tiers", only_rows)
+
+
+def set_budgets(
+    *, ram_budget_bytes: int | None = None, disk_budget_bytes: int | None = None, disk_min_free_bytes: int | None = None,
+) -> Call[tuple[Tier, ...]]:
+    """Changes what tiers may hold, at once and until the daemon's next start; what is left out stays."""
+    read = rows(Tier, "tiers")
+    body = given(
+        ram_budget_bytes=ram_budget_bytes, disk_budget_bytes=disk_budget_bytes, disk_min_free_bytes=disk_min_free_bytes,
+    )
+
+    def only_rows(value: Any) -> tuple[Tier, ...]:
+        return read(value).rows
+
+    return Call(Request("PATCH", "/v1/tiers", dump(body), repeatable=True), only_rows)
 
 
 def workers() -> Call[Workers]:

@@ -1,6 +1,6 @@
 """What can go wrong, by type.
 
-The daemon names each of its errors (`error.type`); most names are classes here. A name that this
+The daemon names each of its errors (`code` of a problem, `error.type`); most names are classes here. A name that this
 version does not know is an error of the class that its status has, so that a newer daemon's errors
 are still caught by what catches the older ones.
 """
@@ -71,6 +71,10 @@ class Mismatch(Conflict):
     """The snapshot is of another model, shape or namespace."""
 
 
+class Changed(Conflict):
+    """It is not, or not any more, as the request saw it."""
+
+
 class TooLarge(EngramError):
     """The request is larger than the daemon takes."""
 
@@ -133,6 +137,7 @@ _TYPES: dict[str, type[EngramError]] = {
     "already_exists": AlreadyExists,
     "mismatch": Mismatch,
     "conflict": Conflict,
+    "precondition_failed": Changed,
     "too_large": TooLarge,
     "no_space": NoSpace,
     "quota_exceeded": QuotaExceeded,
@@ -150,7 +155,7 @@ _TYPES: dict[str, type[EngramError]] = {
 
 _STATUSES: dict[int, type[EngramError]] = {
     400: InvalidRequest, 401: Unauthorized, 403: Unauthorized, 404: NotFound, 405: InvalidRequest,
-    408: NoAnswerInTime, 409: Conflict, 413: TooLarge, 415: InvalidRequest, 422: InvalidRequest, 429: Busy,
+    408: NoAnswerInTime, 409: Conflict, 412: Changed, 413: TooLarge, 415: InvalidRequest, 422: InvalidRequest, 429: Busy,
     500: InternalError, 501: NotImplementedByDaemon, 502: UpstreamError, 503: Unavailable, 504: UpstreamError,
     507: NoSpace,
 }
@@ -191,7 +196,7 @@ def error_in(
     retryable = detail.get("retryable", value.get("retryable"))
     if not isinstance(retryable, bool):
         retryable = status in _RETRYABLE
-    known = {"type", "message", "retryable", "success", "error"}
+    known = {"type", "message", "retryable", "success", "error", "code", "param", "title", "status", "detail"}
     return _TYPES.get(kind, by_status)(
         message, status=status, type=kind or "error", retryable=retryable, request_id=request_id,
         retry_after=retry_after, details={name: it for name, it in detail.items() if name not in known},

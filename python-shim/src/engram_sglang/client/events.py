@@ -25,7 +25,8 @@ class Event(Record):
     """Something that happened. Which fields an event has follows from its name."""
 
     name: str
-    """`saved`, `durable`, `restored`, `evicted`, `deleted`, `turn_finished`, `attached`, `detached`; or `missed`."""
+    """`saved`, `durable`, `restored`, `evicted`, `deleted`, `turn_finished`, `budget_changed`, `attached`,
+    `detached`; or `missed`."""
     id: str | None = None
     """To go on behind it: `events(last_event_id=...)`."""
     at: float | None = None
