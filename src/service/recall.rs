@@ -20,7 +20,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use self::filling::{Decoded, Filling};
+use self::filling::{Batch, Filling};
 pub(super) use self::names::Reading;
 use super::Service;
 use super::core::{Model, Record, Removal};
@@ -228,10 +228,7 @@ impl Service {
         image: &Image,
         owners: &[Option<Common>],
         log: TokenLog,
-        (batches, place): (
-            mpsc::Receiver<Vec<Result<Decoded, (u32, SnapshotId)>>>,
-            mpsc::SyncSender<Vec<Recorded>>,
-        ),
+        (batches, place): (mpsc::Receiver<Batch>, mpsc::SyncSender<Vec<Recorded>>),
     ) -> Entered {
         let tiers = self.core.lock().index.tiers();
         let count = image.snapshots();

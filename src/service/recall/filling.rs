@@ -30,6 +30,9 @@ pub(super) struct Decoded {
     parts: SmallVec<[Part; 1]>,
 }
 
+/// Rows as they come: decoded, or those that have no place as they stand.
+pub(super) type Batch = Vec<Result<Decoded, (u32, SnapshotId)>>;
+
 /// Rows on their way into an index.
 pub(super) struct Filling<'a> {
     pub(super) image: &'a Image,
@@ -43,11 +46,7 @@ pub(super) struct Filling<'a> {
 }
 
 /// Decodes all rows, in their order; `Err`: a row that has no place as it stands.
-pub(super) fn decode_all(
-    image: &Image,
-    owners: &[Option<Common>],
-    send: mpsc::SyncSender<Vec<Result<Decoded, (u32, SnapshotId)>>>,
-) {
+pub(super) fn decode_all(image: &Image, owners: &[Option<Common>], send: mpsc::SyncSender<Batch>) {
     let mut row = Row::blank();
     let mut batch = Vec::with_capacity(BATCH);
     for number in image.numbers() {
