@@ -14,6 +14,8 @@
 //! with `--fast`. Every start runs in a process of its own.
 
 mod numbers;
+#[path = "catalog/talk.rs"]
+mod talk;
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -26,49 +28,23 @@ use std::{
 
 use bytesize::ByteSize;
 use engram::{
-    index::{Index, KvRef, NewSnapshot, ObjectEntry, Retain, TierSet, TreeKey},
-    pool::PrefixHasher,
+    index::{Index, TierSet},
     service::{self, DeleteRequest, ListRequest, Selector, Service},
     store::{
-        self, ConversationRef, DiskConfig, Manifest, ObjectRef, Store, TurnRef,
+        self, DiskConfig, Store,
         catalog::{PlacedTokens, TokenRun},
         fsck, sample,
     },
-    types::{Generation, Millis, Namespace, ObjectKind, SnapshotId, TierKind, TokenId, TokenRange},
+    types::{ObjectKind, SnapshotId, TierKind, TokenId},
     util::clock::{Clock, SystemClock},
 };
-use numbers::Numbers;
 use prometheus_client::registry::Registry;
+use talk::{DEEP, TURNS, Talk, key, prompt};
 
-const TURNS: u32 = 50;
-const SYSTEMS: u32 = 100;
-const SYSTEM_TOKENS: u32 = 512;
-const DEEP: u32 = 8;
-const DEEP_TURN: u32 = 2560;
-const TURN: u32 = 64;
 /// The folder of which all manifests are made: its time, the last of all, makes sure of the others.
 const WHOLE: u8 = 0xff;
 /// Conversations whose turns interleave.
 const AT_ONCE: u32 = 200;
-
-fn turn_tokens(conversation: u32) -> u32 {
-    if conversation < DEEP { DEEP_TURN } else { TURN }
-}
-
-fn prompt(conversation: u32) -> Vec<TokenId> {
-    let mut tokens = Vec::new();
-    Numbers(u64::from(conversation % SYSTEMS)).tokens(SYSTEM_TOKENS, &mut tokens);
-    let own = TURNS * turn_tokens(conversation);
-    Numbers(1000 + u64::from(conversation)).tokens(own, &mut tokens);
-    tokens
-}
-
-fn key() -> TreeKey {
-    TreeKey {
-        fingerprint: sample::MODEL,
-        namespace: Namespace::default().id(),
-    }
-}
 
 fn open(folder: &Path) -> (Store, Arc<dyn Clock>) {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
@@ -83,121 +59,6 @@ fn open(folder: &Path) -> (Store, Arc<dyn Clock>) {
     };
     let store = config.build(Arc::clone(&clock)).expect("a store");
     (store, clock)
-}
-
-/// A conversation on its way.
-struct Talk {
-    tokens: Vec<TokenId>,
-    hasher: PrefixHasher,
-    kv: Vec<store::KvRef>,
-    parent: Option<SnapshotId>,
-    at: u32,
-    stored: ConversationRef,
-}
-
-impl Talk {
-    fn new(number: u32) -> Self {
-        Self {
-            tokens: prompt(number),
-            hasher: PrefixHasher::new(key().fingerprint, key().namespace),
-            kv: Vec::new(),
-            parent: None,
-            at: 0,
-            stored: ConversationRef::new(None, format!("conversation-{number}"), Millis(1)),
-        }
-    }
-
-    /// The next turn: its manifest, and what an index takes.
-    fn turn(&mut self, number: u32, turn: u32, now: u64) -> (Manifest, NewSnapshot) {
-        let geometry = sample::geometry();
-        let boundary = SYSTEM_TOKENS + turn * turn_tokens(number);
-        let range = TokenRange {
-            start: self.at,
-            end: boundary,
-        };
-        let own = self.tokens.get(self.at as usize..boundary as usize);
-        self.hasher.update(own.expect("a turn"));
-        let object = self.hasher.object(range.start, ObjectKind::Kv);
-        let state = self.hasher.object(boundary, ObjectKind::State);
-        let generation = Generation(now << 20);
-        self.kv.push(store::KvRef {
-            object,
-            generation,
-            range,
-            object_range: range,
-        });
-        let id = SnapshotId::new();
-        let manifest = Manifest {
-            format_version: Manifest::FORMAT,
-            snapshot: id,
-            parent: self.parent,
-            fingerprint: sample::MODEL,
-            namespace: Namespace::default(),
-            own: range,
-            boundary,
-            state: ObjectRef {
-                object: state,
-                generation,
-            },
-            kv: self.kv.clone(),
-            shards: 1,
-            generation,
-            created: Millis(now),
-            bytes: geometry.state_bytes() + geometry.kv_bytes(range),
-            labels: BTreeMap::from([("model".to_owned(), "sample".to_owned())]),
-        };
-        let tiers = TierSet::of(&[TierKind::Disk]);
-        let entry = |id, kind, range, bytes| ObjectEntry {
-            id,
-            kind,
-            range,
-            bytes,
-            tiers,
-        };
-        let new = NewSnapshot {
-            id,
-            state: entry(
-                state,
-                ObjectKind::State,
-                TokenRange::at(boundary),
-                geometry.state_bytes(),
-            ),
-            kv: self
-                .kv
-                .iter()
-                .map(|part| KvRef {
-                    object: part.object,
-                    range: part.range,
-                    object_range: part.object_range,
-                })
-                .collect(),
-            new_objects: vec![entry(
-                object,
-                ObjectKind::Kv,
-                range,
-                geometry.kv_bytes(range),
-            )],
-            created: Millis(now),
-            durable: true,
-            retain: Retain::Ordinary,
-        };
-        self.stored.turns.push(TurnRef {
-            turn,
-            snapshot: Some(id),
-            boundary,
-            total_tokens: boundary,
-            rid: format!("{:032x}", (u64::from(number) << 32) | u64::from(turn)),
-            finished: Millis(now),
-            finish: "stop".to_owned(),
-            prompt_tokens: None,
-            tail: None,
-            print: None,
-            said: None,
-            namespace: None,
-        });
-        (self.parent, self.at) = (Some(id), boundary);
-        (manifest, new)
-    }
 }
 
 fn make(folder: &Path, snapshots: u32, (sparse, whole): (bool, bool)) {

@@ -38,6 +38,8 @@ pub(crate) mod parsers;
 pub mod portable;
 pub mod probes;
 pub mod problem;
+mod selected;
+mod sent;
 mod server;
 pub mod snapshots;
 mod stall;

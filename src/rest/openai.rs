@@ -9,8 +9,9 @@ use axum::response::{IntoResponse as _, Response};
 
 use super::bodies::{ChatBody, CompletionBody, ServerSentEvent};
 use super::error::ApiError;
-use super::generate::{NAMED, Sent, answer, refusal};
+use super::generate::{NAMED, answer, refusal};
 use super::guard::Admitted;
+use super::sent::Sent;
 use super::state::Shared;
 use crate::gateway::{Ask, Gateway, GatewayError, Reply};
 

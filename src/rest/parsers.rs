@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use super::body::Fields;
 use super::error::ApiError;
-use super::generate::ask_of;
 use super::guard::Admitted;
 use super::names::checked;
+use super::sent::ask_of;
 use super::snapshots::{RestoreOrder, delete_of, info_of, list_of, restore_of, save_of};
 use crate::gateway::Ask;
 use crate::service::Selector;

@@ -16,11 +16,11 @@ use serde_json::Value;
 use super::answers::{Deleted, Described, Listed, Metadata, Restored, Saved};
 use super::bodies::{DeleteBody, InfoBody, ListBody, RestoreBody, SaveBody};
 use super::body::Fields;
-use super::conversations::one_of;
 use super::error::{ApiError, ErrorType};
 use super::generate;
 use super::guard::Admitted;
 use super::names::checked;
+use super::selected::one_of;
 use super::state::Shared;
 use crate::gateway::{Fields as Object, Resume};
 use crate::service::{

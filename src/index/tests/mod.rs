@@ -110,6 +110,17 @@ struct Bed {
 }
 
 impl Bed {
+    /// Loses an object; what goes with it was foretold.
+    fn lose(&mut self, id: &ObjectId) -> Removed {
+        let mut foretold = self.index.lost_with(id);
+        let removed = self.index.lose_object(id);
+        let mut gone = removed.snapshots.clone();
+        foretold.sort_unstable();
+        gone.sort_unstable();
+        assert_eq!(foretold, gone);
+        removed
+    }
+
     /// New objects are in the fastest of `tiers`.
     fn new(tiers: TierSet) -> Self {
         Self::with_hashing(tiers, Hashing::default())

@@ -1,5 +1,6 @@
 //! Deleting: names, snapshots, objects, files.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use super::super::Service;
@@ -12,7 +13,7 @@ use super::super::seen::Expected;
 use super::check_names;
 use super::save::{refused, still_open};
 use crate::index::PinKind;
-use crate::types::{ObjectId, SnapshotId};
+use crate::types::{Namespace, NamespaceId, ObjectId, SnapshotId};
 
 /// The longest that a deletion waits for the disk.
 const DELETE_WITHIN: Duration = Duration::from_secs(30);
@@ -57,8 +58,9 @@ impl Service {
                 })?,
             }
             let mark = core.queue.trouble.mark();
+            let spaces = spaces_of(&core, &select);
             let (keys, names, doomed) = unname(&mut core, &select, whole)?;
-            let (reply, asked) = self.remove_all(&mut core, names, doomed);
+            let (reply, asked) = self.remove_all(&mut core, names, doomed, &spaces);
             // Room comes from here: what waited for some is tried again.
             core.queue.not_before = Duration::ZERO;
             (reply, asked, keys, mark)
@@ -77,12 +79,14 @@ impl Service {
         Ok(reply)
     }
 
-    /// Snapshots leave the index, RAM, and soon the disk.
+    /// Snapshots leave the index, RAM, and soon the disk, and with them KV of the same namespaces that
+    /// no snapshot needs: some of it may be left of states that went before.
     fn remove_all(
         &self,
         core: &mut Core,
         names: usize,
         doomed: Vec<SnapshotId>,
+        spaces: &HashSet<NamespaceId>,
     ) -> (DeleteReply, u64) {
         let mut reply = DeleteReply {
             names,
@@ -116,6 +120,17 @@ impl Service {
             reply.snapshots.extend(removal.snapshots.iter().copied());
             all.snapshots.extend(removal.snapshots);
             all.objects.extend(removal.objects);
+        }
+        let spare = spaces.iter().map(|space| core.index.spare_kv(space));
+        let spare: Vec<ObjectId> = spare.flatten().collect();
+        for object in spare {
+            let bytes = core.index.object(&object).map_or(0, |known| known.bytes);
+            if core.index.forget_object(&object).is_ok() {
+                self.drop_from_ram(core, &[object]);
+                reply.bytes = reply.bytes.saturating_add(bytes);
+                reply.objects += 1;
+                all.objects.push(object);
+            }
         }
         let asked = if self.store.disk.is_some() {
             core.queue.remove(all)
@@ -197,6 +212,23 @@ fn check_one(select: &Selector) -> Result<(), ServiceError> {
             "`{field}` names a part of what `whole` deletes: give one of them"
         ))),
     }
+}
+
+/// The namespaces of what is named.
+fn spaces_of(core: &Core, select: &Selector) -> HashSet<NamespaceId> {
+    if let Some(id) = select.snapshot_id {
+        let record = core.records.get(&id).into_iter();
+        return record.map(|record| record.namespace.id()).collect();
+    }
+    let key = core.conversations.key_of(select).ok();
+    let conversation = key.and_then(|key| core.conversations.get(&key));
+    let turns = conversation.into_iter().flat_map(|it| &it.turns);
+    let spaces = turns.map(|turn| turn.namespace.as_deref());
+    let spaces: HashSet<Option<&Namespace>> = spaces.collect();
+    spaces
+        .into_iter()
+        .map(|space| space.map_or_else(|| Namespace::default().id(), Namespace::id))
+        .collect()
 }
 
 /// Takes the names away.
