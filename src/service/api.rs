@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::types::{BootId, Fingerprint, InstanceId, SessionId, SnapshotId, TierKind, TokenId};
+use crate::types::{BootId, Fingerprint, InstanceId, SessionId, SnapshotId, TierKind, TokenId, TransferMode};
 
 /// Names one snapshot, or the newest of a conversation.
 ///
@@ -252,8 +252,10 @@ pub struct WorkerRow {
     pub model_name: String,
     /// What its states are interchangeable with; `None` while its weights change.
     pub fingerprint: Option<Fingerprint>,
-    /// `ipc` or `engine`.
-    pub mode: &'static str,
+    /// Who copies between its ring and memory that the daemon reaches.
+    pub mode: TransferMode,
+    /// Why it is this mode, for people.
+    pub mode_why: String,
     /// `host` or `cuda`.
     pub device: &'static str,
     /// Size of its staging ring.

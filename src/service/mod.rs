@@ -42,6 +42,7 @@ mod latch;
 mod lease;
 pub mod limits;
 pub mod metrics;
+mod modes;
 mod mover;
 mod orders;
 mod peer;
@@ -69,7 +70,7 @@ mod workers;
 mod write_down;
 mod write_names;
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -172,6 +173,8 @@ pub struct Service {
     counted_at: Mutex<Duration>,
     /// Places of exports and imports.
     portable: Arc<Semaphore>,
+    /// The arena's pages are fetched ahead, once copies by this process are to be fast.
+    touched: Once,
     lease: AtomicU64,
     stopping: AtomicBool,
     /// Runs of the token log that a start did not verify.
@@ -257,6 +260,7 @@ impl Service {
             retain_at: Mutex::default(),
             counted_at: Mutex::default(),
             portable: Arc::new(Semaphore::new(portable::AT_ONCE)),
+            touched: Once::new(),
             lease: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             unverified: Mutex::default(),

@@ -87,11 +87,12 @@ async fn every_wrong_description_has_its_own_refusal() {
         refused(&world, |r| r.ring = ring(RING, cuda)),
         Reason::DeviceUnavailable
     );
-    let engine = v1::TransferMode::Engine.into();
-    assert_eq!(
-        refused(&world, |r| r.modes = vec![engine]),
-        Reason::NoCommonMode
-    );
+    for unknown in [vec![], vec![0], vec![3]] {
+        assert_eq!(
+            refused(&world, |r| r.modes = unknown),
+            Reason::NoCommonMode
+        );
+    }
     let none = Some(v1::Shard {
         attn_tp_size: 2,
         attn_tp_rank: 2,

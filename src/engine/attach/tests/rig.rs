@@ -19,7 +19,7 @@ use crate::engine::pools::{Dtype, Layout};
 use crate::engine::request::{Answer, Refusal, Request, RequestId, RequestInfo, Sampling};
 use crate::engine::rng::SplitMix64;
 use crate::engine::scheduler::{Command, Scheduler, SchedulerConfig};
-use crate::types::Millis;
+use crate::types::{Millis, ModeChoice, TransferMode};
 use crate::util::clock::ManualClock;
 
 /// Deadlines of the rig.
@@ -37,6 +37,7 @@ pub struct Shape {
     pub page_size: usize,
     pub exact_end: bool,
     pub ring: u64,
+    pub mode: TransferMode,
     pub max_running: usize,
 }
 
@@ -46,6 +47,7 @@ pub const SHAPE: Shape = Shape {
     page_size: 64,
     exact_end: false,
     ring: 2 << 20,
+    mode: TransferMode::Ipc,
     max_running: 4,
 };
 
@@ -158,6 +160,7 @@ impl Rig {
             address: Address::Unix("/nowhere".into()),
             token: None,
             ring_bytes: shape.ring,
+            modes: ModeChoice::Only(shape.mode),
             limits: LIMITS,
         };
         let (dialer, load) = (Dialer::of(heard), Arc::<Load>::default());
@@ -186,7 +189,7 @@ impl Rig {
     /// Begins a session with a daemon that has this.
     pub fn attach(&mut self, store: Store) {
         self.sessions += 1;
-        let (fake, linked) = Fake::new(self.sessions, self.shape.ring, store);
+        let (fake, linked) = Fake::new(self.sessions, self.shape.ring, self.shape.mode, store);
         self.fake = Some(fake);
         self.events.send(Event::Linked(Box::new(linked))).unwrap();
         self.tick();
