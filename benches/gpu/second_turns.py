@@ -21,18 +21,10 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "gpu"))
 
-from common import OUT, Daemon, arguments, median, write_results
+from common import OUT, Daemon, arguments, drop_caches, median, write_results
 from server import Server, settled
 
 REPEATS = 5
-
-
-def drop_caches() -> bool:
-    try:
-        pathlib.Path("/proc/sys/vm/drop_caches").write_text("3\n")
-        return True
-    except OSError:
-        return False
 
 
 def main() -> None:

@@ -6,7 +6,9 @@ and restores whatever lies in its ring.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import pathlib
 import signal
@@ -15,9 +17,10 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
 import urllib.request
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -48,28 +51,127 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def write_results(name: str, rows: list[dict[str, Any]], title: str, notes: str = "") -> None:
-    """`name`.json and `name`.md: one table, with the command that made it."""
+class OutOfTime(BaseException):
+    """The time that the script may take is over. No `except Exception` holds it up."""
+
+
+class Steps:
+    """Parts of a script, each of which runs whatever became of those before it, until the time is over.
+
+    `LIMIT` seconds (of the environment, or `seconds`) after this was made the step under way is broken off: what a script
+    measured by then is written all the same.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.began = time.monotonic()
+        self.limit = float(os.environ.get("LIMIT", seconds))
+        self.failures: list[str] = []
+        signal.signal(signal.SIGALRM, self._over)
+        signal.signal(signal.SIGTERM, self._over)
+        signal.setitimer(signal.ITIMER_REAL, self.limit)
+
+    def _over(self, number: int, frame: Any) -> None:
+        raise OutOfTime(f"{self.passed():.0f} s")
+
+    def passed(self) -> float:
+        return time.monotonic() - self.began
+
+    def left(self) -> float:
+        return self.limit - self.passed()
+
+    @contextlib.contextmanager
+    def step(self, what: str) -> Iterator[None]:
+        print(f"[{self.passed():.0f} s] {what}", flush=True)
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            self.fail(f"{what}: {type(error).__name__}: {str(error)[-300:]}")
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """All of the script but its end: time that ran out is a failure, and the end still comes."""
+        try:
+            yield
+        except OutOfTime as over:
+            self.fail(f"broken off after {over}")
+        except Exception as error:
+            traceback.print_exc()
+            self.fail(f"{type(error).__name__}: {str(error)[-300:]}")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def fail(self, what: str) -> None:
+        self.failures.append(" ".join(what.split()))
+        print("FAILED:", self.failures[-1], flush=True)
+
+    def check(self, holds: bool, what: str) -> bool:
+        if not holds:
+            self.fail(what)
+        return holds
+
+    def end(self, name: str) -> None:
+        """Says how it went, and ends the script accordingly."""
+        print(f"{name}: {'FAILED' if self.failures else 'ok'} in {self.passed():.0f} s", self.failures or "", flush=True)
+        sys.exit(bool(self.failures))
+
+
+def started(process: subprocess.Popen[bytes]) -> None:
+    """Notes a process in the file $PIDS, for whoever ends what a killed script left behind."""
+    if os.environ.get("PIDS"):
+        with open(os.environ["PIDS"], "a") as file:
+            file.write(f"{process.pid}\n")
+
+
+def ratio(pairs: list[tuple[float, float]]) -> dict[str, float]:
+    """Of (without, with): the geometric mean of with / without, its 95 % confidence interval, and the ratio of medians."""
+    logs = [math.log(b / a) for a, b in pairs if a > 0 and b > 0]
+    if len(logs) < 2:
+        return {}
+    # Two-sided 95 % of Student's t, from below for numbers in between.
+    table = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 8: 2.31, 10: 2.23, 12: 2.18, 15: 2.13, 19: 2.093, 24: 2.064, 30: 2.042, 40: 2.021, 60: 2.0}
+    t = table[max(n for n in table if n <= len(logs) - 1)]
+    mean, half = statistics.fmean(logs), t * statistics.stdev(logs) / math.sqrt(len(logs))
+    return {
+        "ratio": round(math.exp(mean), 4), "low": round(math.exp(mean - half), 4), "high": round(math.exp(mean + half), 4),
+        "medians": round(statistics.median(b for _, b in pairs) / statistics.median(a for a, _ in pairs), 4), "pairs": len(logs),
+    }  # fmt: skip
+
+
+def drop_caches() -> bool:
+    """Whether the system's file cache was emptied, after what was written is on the disk."""
+    try:
+        subprocess.run(["sync"], timeout=60, check=True)
+        pathlib.Path("/proc/sys/vm/drop_caches").write_text("3\n")
+        return True
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+def write_results(name: str, rows: list[dict[str, Any]], title: str, notes: str = "", show: bool = True) -> None:
+    """`name`.json and `name`.md: one table, with the command that made it. Rows may lack columns."""
     command = " ".join([pathlib.Path(sys.executable).name, *sys.argv])
     (OUT / f"{name}.json").write_text(json.dumps({"command": command, "notes": notes, "rows": rows}, indent=1))
-    columns = list(rows[0]) if rows else []
+    columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = [f"# {title}", "", f"`{command}`", ""] + ([notes, ""] if notes else [])
     lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(str(row[c]) for c in columns) + " |" for row in rows]
+    lines += ["| " + " | ".join(str(row.get(c, "")) for c in columns) + " |" for row in rows]
     (OUT / f"{name}.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines), flush=True)
+    if show:
+        print("\n".join(lines), flush=True)
 
 
 class Daemon:
     """`engram serve`."""
 
-    def __init__(self, folder: pathlib.Path, *, ram: str = "8GiB", disk: bool = False, service: str = "") -> None:
+    def __init__(self, folder: pathlib.Path, *, ram: str = "8GiB", disk: bool = False, service: str = "", budget: str = "20GiB") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.port, self.log = folder, free_port(), folder / "daemon.log"
         path = folder / "data" if disk else ""
         (folder / "engram.toml").write_text(
             f'[rest]\nlisten = "127.0.0.1:{self.port}"\n[grpc]\nsocket = "{folder}/g.sock"\n'
-            f'[store]\nram = "{ram}"\n[store.disk]\npath = "{path}"\nbudget = "20GiB"\nmin_free = "1MiB"\n'
+            f'[store]\nram = "{ram}"\n[store.disk]\npath = "{path}"\nbudget = "{budget}"\nmin_free = "1MiB"\n'
             f'[service]\nfd_socket = "{folder}/fd.sock"\n{service}\n'
         )
         self.target = f"unix://{folder}/g.sock"
@@ -81,6 +183,7 @@ class Daemon:
         began = time.monotonic()
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen([BINARY, "serve", "--config", self.folder / "engram.toml"], stdout=log, stderr=log)
+        started(self.process)
         while True:
             try:
                 self.get("/readyz", raw=True)
@@ -100,17 +203,35 @@ class Daemon:
         pairs = [line.rpartition(" ") for line in lines if line and not line.startswith("#")]
         return {name: float(value) for name, _, value in pairs}
 
+    def metric(self, name: str) -> float:
+        """The sum of all numbers of this name, whatever their labels; 0 if there is none."""
+        return sum(value for key, value in self.metrics().items() if key.partition("{")[0] == name)
+
     def kill(self, how: int = signal.SIGKILL) -> None:
         assert self.process is not None
         self.process.send_signal(how)
         self.process.wait(60)
 
+    def end(self, keep_log: str = "") -> None:
+        """Ends it in any case; `keep_log`: a name in $OUT for the end of its log."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+            try:
+                self.process.wait(8)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        if keep_log:
+            (OUT / keep_log).write_bytes(self.log.read_bytes()[-200_000:])
+
 
 def vram() -> dict[int, int]:
-    """MiB of GPU memory of each process, and under -1 of all."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    """MiB of GPU memory of each process, and under -1 of all, on the first GPU that this process sees."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+    which = ["-i", seen] if seen else []
+    command = ["nvidia-smi", *which, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     used = {-1: int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])}
-    command = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", *which, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
     for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
         pid, _, mib = line.partition(",")
         if mib.strip().isdigit():
@@ -119,9 +240,12 @@ def vram() -> dict[int, int]:
 
 
 class Worker:
-    """One attached worker with a state of `state_bytes` and KV of `row_bytes` a token."""
+    """One attached worker with a state of `state_bytes` and KV of `row_bytes` a token, or with the shapes of `pools`."""
 
-    def __init__(self, daemon: Daemon, state_bytes: int, row_bytes: int, ring_bytes: int, new_ring: Callable[[int], Any] = HostRing) -> None:
+    def __init__(
+        self, daemon: Daemon, state_bytes: int, row_bytes: int, ring_bytes: int, new_ring: Callable[[int], Any] = HostRing, pools: Any = None,
+        weights: bytes = b"",
+    ) -> None:  # fmt: skip
         fixed = pb.AttachRequest(
             instance=os.urandom(16),
             shard=pb.Shard(attn_tp_size=1, attn_tp_rank=0),
@@ -130,9 +254,14 @@ class Worker:
             kv=[pb.KvLayer(layer=1, dtype=1, heads=1, k_head_dim=row_bytes // 2, v_head_dim=row_bytes // 2)],
             layout=pb.POOL_LAYOUT_PER_LAYER, page_size=1, slots=2, rows=1 << 20,
         )
+        if pools is not None:
+            del fixed.state[:], fixed.kv[:]
+            fixed.state.extend(pb.StateTensor(name=t.name, dtype=t.dtype, layers=list(t.layers), shape=list(t.shape)) for t in pools.state)
+            fixed.kv.extend(pb.KvLayer(layer=k.layer, dtype=k.dtype, heads=k.heads, k_head_dim=k.k_head_dim, v_head_dim=k.v_head_dim) for k in pools.kv)
+            state_bytes, row_bytes = pools.state_bytes, pools.row_bytes
         self.state_bytes, self.row_bytes = state_bytes, row_bytes
         self.link = Link(Settings(daemon=daemon.target, retry_ms=50), lambda r: r.MergeFrom(fixed), ring_bytes, new_ring)
-        self.link.weights = Weights(1, os.urandom(32))
+        self.link.weights = Weights(1, weights or os.urandom(32))
         self.link.start()
         end = time.monotonic() + 60
         session = None

@@ -14,13 +14,15 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from common import OUT, ROOT, Daemon, free_port
+from common import OUT, ROOT, Daemon, free_port, started
 
 
 class Server:
-    """`sglang.launch_server` on one model. `probe`: where the plug-in of the tests writes."""
+    """`sglang.launch_server` on one model. `probe`: where the plug-in of the tests writes; `path`: more of PYTHONPATH."""
 
-    def __init__(self, name: str, model: str, flags: list[str], daemon: Daemon | None, probe: pathlib.Path | None, **env: str) -> None:
+    def __init__(
+        self, name: str, model: str, flags: list[str], daemon: Daemon | None, probe: pathlib.Path | None, path: list[str] | None = None, **env: str,
+    ) -> None:  # fmt: skip
         self.name, self.port, self.log = name, free_port(), OUT / f"{name}.log"
         self.env = dict(os.environ, **env)
         extra = [str(ROOT / "python-shim" / "src")] if daemon is not None else []
@@ -30,7 +32,7 @@ class Server:
         if daemon is not None:
             self.env["ENGRAM_DAEMON"] = daemon.target
             flags = [*flags, "--radix-cache-backend", "engram"]
-        self.env["PYTHONPATH"] = ":".join([self.env.get("PYTHONPATH", ""), *extra]).strip(":")
+        self.env["PYTHONPATH"] = ":".join([self.env.get("PYTHONPATH", ""), *extra, *(path or [])]).strip(":")
         self.command = [
             sys.executable, "-m", "sglang.launch_server", "--model-path", model, "--load-format", "dummy", "--dtype", "bfloat16",
             "--skip-tokenizer-init", "--mamba-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none",
@@ -38,35 +40,51 @@ class Server:
         ]  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> float:
-        """Starts it and waits until it answers; seconds that this took."""
-        began = time.monotonic()
+    def launch(self) -> None:
+        """Starts it; `wait` waits for it."""
+        self.began = time.monotonic()
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=self.env, start_new_session=True)
+        started(self.process)
+
+    def wait(self, seconds: float = 200) -> float:
+        """Waits until it answers; seconds since it was started."""
+        assert self.process is not None
         while True:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=60).read()
-                return time.monotonic() - began
+                return time.monotonic() - self.began
             except (urllib.error.URLError, OSError):
                 text = self.log.read_text(errors="replace")[-3000:]
                 assert self.process.poll() is None, text
-                assert time.monotonic() < began + 200, "the server does not answer: " + text
+                assert time.monotonic() < self.began + seconds, "the server does not answer: " + text
                 time.sleep(0.5)
+
+    def start(self) -> float:
+        """Starts it and waits until it answers; seconds that this took."""
+        self.launch()
+        return self.wait()
 
     def kill(self) -> None:
         """kill -9 of all its processes."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(30)
             self.process = None
             time.sleep(1)
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = json.dumps(body or {}).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=300) as answer:
-            text = answer.read()
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            # What it says of itself is what helps.
+            error.msg = f"{error.msg}: {error.read()[:300].decode(errors='replace')}"
+            raise
         try:
             return json.loads(text)
         except ValueError:
@@ -82,6 +100,38 @@ class Server:
         probabilities = [x[0] for x in meta["output_token_logprobs"]] if logprobs else []
         return {"ids": answer["output_ids"], "logprobs": probabilities, "cached": meta["cached_tokens"], "ms": ms}
 
+    def stream(self, prompts: list[list[int]], new: int) -> tuple[float, list[list[float]]]:
+        """All prompts as one request: seconds until all is answered, and when each token of each came, from the start."""
+        sampling = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
+        body = json.dumps({"input_ids": prompts, "stream": True, "sampling_params": sampling}).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/generate", body, {"Content-Type": "application/json"})
+        times: list[list[float]] = [[] for _ in prompts]
+        lines: list[tuple[float, bytes]] = []
+        began = time.perf_counter()
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    lines.append((time.perf_counter() - began, line))
+        whole = time.perf_counter() - began
+        # What is in them is looked at when the clock has stopped.
+        for at, line in lines:
+            event = json.loads(line[6:])
+            assert "meta_info" in event, line[:300]
+            mine = times[event.get("index", 0)]
+            mine.extend([at] * (event["meta_info"]["completion_tokens"] - len(mine)))
+        assert all(len(mine) == new for mine in times), [len(mine) for mine in times]
+        return whole, times
+
+    def batch(self, prompts: list[list[int]], new: int) -> float:
+        """All prompts as one request: seconds until all is answered."""
+        sampling = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
+        began = time.perf_counter()
+        answers = self.post("/generate", {"input_ids": prompts, "sampling_params": sampling})
+        whole = time.perf_counter() - began
+        answers = answers if isinstance(answers, list) else [answers]
+        assert len(answers) == len(prompts) and all(len(a["output_ids"]) == new for a in answers), str(answers)[:300]
+        return whole
+
     def flush(self) -> None:
         """Empties the device's tree."""
         for _ in range(20):
@@ -93,14 +143,14 @@ class Server:
         raise AssertionError("the cache cannot be flushed")
 
 
-def settled(daemon: Daemon, seconds: float = 60, durable: bool = False) -> None:
-    """Waits until the worker is attached and all saves are over; with `durable` also written down."""
+def settled(daemon: Daemon, seconds: float = 60, durable: bool = False, workers_wanted: int = 1) -> None:
+    """Waits until the workers are attached and all saves are over; with `durable` also written down."""
     end, quiet, last, written_since = time.monotonic() + seconds, 0, -1, time.monotonic()
     while quiet < 5:
         workers = daemon.get("/v1/workers")["workers"]
         rows = daemon.get("/v1/snapshots")["snapshots"]
         # A worker that says what it does has its session; before, its GPU is being prepared.
-        calm = len(workers) == 1 and workers[0]["load"] is not None and workers[0]["saves"] == 0
+        calm = len(workers) == workers_wanted and all(worker["load"] is not None and worker["saves"] == 0 for worker in workers)
         written = sum(row["durable"] for row in rows)
         # Snapshots that a deeper one of their own request supersedes are never written.
         if durable and (written == 0 or written != last):

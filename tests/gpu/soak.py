@@ -5,7 +5,8 @@
 16 conversations take turns, each with tokens of its own, and begin anew when they are long. What SGLang can keep is a
 fraction of it. A third of the way the daemon is stopped for 5 s; at two thirds it is killed and started again. All
 requests must succeed; every restored prefix must have bytes that were saved for its tokens, token by token (by the
-tests' plug-in); at the end, after a flush, as many slots and rows are free as at the start. Writes gpu-soak.md and .json into $OUT.
+tests' plug-in); at the end, after a flush, as many slots and rows are free as at the start, and neither the GPU's memory nor that of
+the processes has grown since the first minute. Start and end take about a minute beside SECONDS. Writes gpu-soak.md and .json into $OUT.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from common import OUT, Daemon, arguments, vram, write_results
+from common import OUT, Daemon, OutOfTime, Steps, arguments, vram, write_results
 from server import Server, settled
 
 CONVERSATIONS, LONGEST, NEW = 16, 7000, 24
@@ -61,9 +63,24 @@ class Talk(threading.Thread):
 
 
 def resident(pid: int) -> int:
-    """MiB of memory that a process and its children have to themselves."""
-    text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    """MiB of memory that a process has to itself; 0 of one that is gone."""
+    try:
+        text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
     return sum(int(line.split()[1]) for line in text if line.startswith("Private")) >> 10
+
+
+def scheduler(daemon: Daemon) -> int:
+    """The process in which SGLang's scheduler runs."""
+    workers = daemon.get("/v1/workers")["workers"]
+    return int(workers[0]["pid"] or 0) if workers else 0
+
+
+def grown(rows: list[dict[str, Any]], what: str) -> int:
+    """MiB more at the end than after the first minute, or after as much of a shorter run as there is."""
+    early = [row[what] for row in rows if row["s"] <= 60]
+    return int(rows[-1][what] - max(early)) if early else 0
 
 
 def free(daemon: Daemon) -> tuple[int, int]:
@@ -73,6 +90,7 @@ def free(daemon: Daemon) -> tuple[int, int]:
 
 def main() -> None:
     (model, scale, seconds), flags = arguments()
+    Steps(float(seconds) + 150)
     probe = OUT / "probe-soak.jsonl"
     probe.unlink(missing_ok=True)
     daemon = Daemon(pathlib.Path(tempfile.mkdtemp()), ram="4GiB", disk=True, service='write_after = "1s"')
@@ -87,7 +105,7 @@ def main() -> None:
         server.flush()
         settled(daemon)
         time.sleep(2)
-        at_start = free(daemon)
+        at_start, scheduling = free(daemon), scheduler(daemon)
         began, length = time.monotonic(), float(seconds)
         talks = [Talk(server, n, began + length) for n in range(CONVERSATIONS)]
         for talk in talks:
@@ -98,6 +116,7 @@ def main() -> None:
             rows.append({
                 "s": round(time.monotonic() - began), "": what, "turns": sum(t.turns for t in talks), "errors": sum(len(t.errors) for t in talks),
                 "GPU MiB": vram()[-1], "daemon MiB": resident(daemon.process.pid), "SGLang MiB": resident(server.process.pid),
+                "scheduler MiB": resident(scheduling),
             })  # fmt: skip
             print(rows[-1], flush=True)
 
@@ -126,7 +145,11 @@ def main() -> None:
         at_end = free(daemon)
         if at_end != at_start:
             failures.append(f"slots and rows free: {at_start} at the start, {at_end} at the end")
+    except (Exception, OutOfTime) as error:
+        traceback.print_exc()
+        failures.append(f"{type(error).__name__}: {str(error)[-300:]}")
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         server.kill()
         if daemon.process is not None and daemon.process.poll() is None:
             daemon.process.send_signal(signal.SIGCONT)
@@ -142,14 +165,20 @@ def main() -> None:
     failures += errors[:5]
     if wrong:
         failures.append(f"{len(wrong)} restored prefixes have bytes that were never saved for their tokens: {wrong[:3]}")
+    if rows:
+        flat = {what: grown(rows, what) for what in ("GPU MiB", "daemon MiB", "SGLang MiB")}
+        failures += [f"{what} grew by {by}" for what, by in flat.items() if by > 256]
     if len(compared) < 10:
         failures.append(f"only {len(compared)} restored prefixes were compared")
     if counts.get("faults"):
         failures.append(f"{counts['faults']} faults of the shim")
+    asked = sum(talk.turns for talk in talks)
+    if float(seconds) >= 480 and asked < 300:
+        failures.append(f"only {asked} requests")
     turns, prompt, cached = (sum(getattr(t, what) for t in talks) for what in ("turns", "prompt", "cached"))
     notes = (
         f"{turns} requests of {CONVERSATIONS} conversations at a time ({sum(t.conversations for t in talks)} in all), {len(errors)} errors; "
-        f"{cached / max(1, prompt):.1%} of {prompt} prompt tokens cached. Restored prefixes: {len(restored)}, of which {len(compared)} "
+        f"{cached / max(1, prompt):.1%} of {prompt} prompt tokens cached. MiB more at the end than after a minute: {flat if rows else 'unknown'} (the scheduler remembers for the test what was saved, and grows). Restored prefixes: {len(restored)}, of which {len(compared)} "
         f"were compared whole, {len(wrong)} with bytes of KV or state that were never saved for their tokens. Counts of the shim: `{json.dumps(counts)}`. Flags: `{' '.join(flags)}`. "
         f"SGLang {os.environ.get('SGLANG_VERSION', '')}, weights ±{scale}. Failures: {failures or 'none'}."
     )

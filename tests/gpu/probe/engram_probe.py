@@ -29,6 +29,7 @@ _SCALE = float(os.environ.get("ENGRAM_PROBE_SCALE", "0"))
 _BYTES = os.environ.get("ENGRAM_PROBE_BYTES", "1") == "1"
 _SPOIL = os.environ.get("ENGRAM_PROBE_SPOIL", "0") == "1"
 _LATER = 10
+_rank = 0
 
 
 def load() -> None:
@@ -46,8 +47,9 @@ def _wide(original: Any, model: Any, low: float = -1e-3, high: float = 1e-3, see
 
 
 def _write(**row: Any) -> None:
+    # All ranks of a server write to one file: a line is one write.
     with open(_FILE, "a") as file:
-        file.write(json.dumps({"time": time.time(), **row}) + "\n")
+        file.write(json.dumps({"time": time.time(), "rank": _rank, **row}) + "\n")
 
 
 def _name(tokens: Any, upto: int) -> str:
@@ -243,7 +245,9 @@ def _wait() -> None:
 
 
 def _after_init(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    global _rank
     shim = getattr(getattr(scheduler, "tree_cache", None), "shim", None)
+    _rank = shim.ranks.rank if shim is not None else 0
     _write(event="start", cache=type(scheduler.tree_cache).__name__, shim=shim is not None)
     if shim is not None:
         Probe(shim)
