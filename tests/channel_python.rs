@@ -19,8 +19,8 @@ use engram::proto::channel::{
     Capacities, DaemonEnd, Link, Message, PushError, Reader, WorkerEnd, Writer,
 };
 use engram::proto::handshake::{self, Grant, HandshakeError};
-use engram::types::TransferMode;
 use engram::proto::v1::refusal::Reason;
+use engram::types::TransferMode;
 
 const LONG: Duration = Duration::from_secs(60);
 const ROUNDS: usize = 40;

@@ -68,7 +68,11 @@ fn a_daemon_may_forbid_a_mode() {
     let daemon = Daemon::start(&[("service.modes", only("ipc"))]);
     let refusal = attach(&daemon.grpc_socket(), Model::default().request()).unwrap_err();
     assert_eq!(refusal.reason(), Reason::NoCommonMode);
-    assert!(refusal.message.contains("service.modes"), "{}", refusal.message);
+    assert!(
+        refusal.message.contains("service.modes"),
+        "{}",
+        refusal.message
+    );
     let mut request = Model::default().request();
     both(&mut request);
     let attached = attach(&daemon.grpc_socket(), request).unwrap();
@@ -88,7 +92,10 @@ fn a_ring_on_a_gpu_is_served_by_a_daemon_without_one() {
     assert_eq!(passed.mode, TransferMode::Engine);
     let mut worker = Worker::from_parts(&attached, passed, window, &Model::default());
     let row = daemon.get("/v1/workers").json()["workers"][0].take();
-    assert_eq!((&row["device"], &row["mode"]), (&"cuda".into(), &"engine".into()));
+    assert_eq!(
+        (&row["device"], &row["mode"]),
+        (&"cuda".into(), &"engine".into())
+    );
     let tokens = prompt(1, 2500);
     worker.turn("chat", &tokens, 2500);
     assert_eq!(worker.restore(&tokens).unwrap().boundary, 2500);
@@ -98,7 +105,9 @@ fn a_ring_on_a_gpu_is_served_by_a_daemon_without_one() {
 fn without_a_window_there_is_no_session() {
     let daemon = Daemon::start(&[]);
     let attached = attach(&daemon.grpc_socket(), Model::default().request()).unwrap();
-    let error = shake(&attached, &attached.secret, None).unwrap_err().to_string();
+    let error = shake(&attached, &attached.secret, None)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("window"), "{error}");
     wait_for("the end of the session", || {
         (common::engine::workers(&daemon) == 0).then_some(())
@@ -154,7 +163,13 @@ fn a_window_shows_only_what_its_worker_asked_for() {
     let daemon = Daemon::start(&[]);
     let mut rich = Worker::attach(&daemon);
     rich.turn("chat", &prompt(4, 4000), 4000);
-    let poor = Worker::attach_as(&daemon, &Model { weights: 7, ..Model::default() });
+    let poor = Worker::attach_as(
+        &daemon,
+        &Model {
+            weights: 7,
+            ..Model::default()
+        },
+    );
     let mut bytes = vec![0xff; RING as usize];
     poor.ring.read(0, &mut bytes).unwrap();
     let test = engram::proto::channel::layout::HANDSHAKE_SELF_TEST_BYTES as usize;

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::types::{BootId, Fingerprint, InstanceId, SessionId, SnapshotId, TierKind, TokenId, TransferMode};
+use crate::types::{
+    BootId, Fingerprint, InstanceId, SessionId, SnapshotId, TierKind, TokenId, TransferMode,
+};
 
 /// Names one snapshot, or the newest of a conversation.
 ///

@@ -17,11 +17,11 @@ use super::core::Model;
 use super::metrics;
 use super::modes::{self, Plan};
 use super::peer::Peer;
-use super::refusals::{Asker, reason_name, refuse, refuse_ring};
+use super::refusals::{Asker, reason_name, refuse};
 use super::session::Session;
 use super::workers::{CudaExport, Profile, Worker};
-use crate::device::shm::{SharedMap, populate_in_background};
-use crate::device::{DeviceError, DeviceKind, Doorbell, Ring, RingExport};
+use crate::device::shm::SharedMap;
+use crate::device::{DeviceKind, Doorbell};
 use crate::pool::{Geometry, IdentityError, PoolMap, Shard, fingerprint};
 use crate::proto::channel::layout::{self, CloseReason};
 use crate::proto::channel::{Capacities, DaemonEnd};
@@ -242,76 +242,6 @@ impl Service {
         };
         let session = Session::new(Arc::clone(self), Arc::clone(worker), end, listener, ring);
         Ok((session, fds))
-    }
-
-    /// What the daemon copies from and to, proven. Where the ring on a GPU cannot be opened it is memory
-    /// beside it, if that may be.
-    fn open_window(
-        &self,
-        worker: &Worker,
-        window: Option<OwnedFd>,
-    ) -> Result<Arc<dyn Ring>, v1::Refusal> {
-        let plan = worker.plan();
-        let (Some(cuda), TransferMode::Ipc) = (worker.cuda, plan.mode) else {
-            return self.open_memory(worker, window);
-        };
-        let CudaExport {
-            uuid,
-            handle,
-            offset,
-        } = cuda;
-        let export = RingExport::Cuda {
-            uuid,
-            handle,
-            offset,
-            bytes: worker.ring_bytes,
-        };
-        let error = match self.open_proven(DeviceKind::Cuda, export) {
-            Ok(ring) => return Ok(ring),
-            Err(error) => error,
-        };
-        match (plan.or_engine(&error), window) {
-            (Some(other), Some(window)) => {
-                tracing::warn!(session = %worker.session, %error, "Mode engine instead of ipc");
-                worker.set_plan(other);
-                self.open_memory(worker, Some(window))
-            }
-            _ => Err(refuse_ring(&error)),
-        }
-    }
-
-    /// A window in host memory.
-    fn open_memory(
-        &self,
-        worker: &Worker,
-        window: Option<OwnedFd>,
-    ) -> Result<Arc<dyn Ring>, v1::Refusal> {
-        let missing = || refuse(Reason::DeviceUnavailable, "the window's descriptor is missing");
-        let (fd, bytes) = (window.ok_or_else(missing)?, worker.ring_bytes);
-        self.open_proven(DeviceKind::Host, RingExport::Host { fd, bytes })
-            .map_err(|error| refuse_ring(&error))
-    }
-
-    fn open_proven(
-        &self,
-        kind: DeviceKind,
-        export: RingExport,
-    ) -> Result<Arc<dyn Ring>, DeviceError> {
-        let ring = self
-            .device(kind)
-            .ok_or(DeviceError::Unsupported)?
-            .open_ring(export)?;
-        ring.self_test()?;
-        Ok(ring)
-    }
-
-    /// Fetches the arena's pages ahead, once: copies into pages that are not there are slow. Where
-    /// there is a GPU that was done at the start.
-    fn touch_arena(&self) {
-        if self.device(DeviceKind::Cuda).is_none() {
-            let pages = Arc::clone(self.store.arena.map());
-            self.touched.call_once(|| populate_in_background(pages));
-        }
     }
 
     /// The worker of a stream that began with a right hello.

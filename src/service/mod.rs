@@ -66,12 +66,13 @@ mod startup;
 mod tests;
 mod trouble;
 mod unsaved;
+mod window;
 mod workers;
 mod write_down;
 mod write_names;
 
-use std::sync::{Arc, Once};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use parking_lot::Mutex;

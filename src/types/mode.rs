@@ -47,7 +47,9 @@ impl FromStr for ModeChoice {
     type Err = BadMode;
 
     fn from_str(text: &str) -> Result<Self, BadMode> {
-        let only = TransferMode::ALL.into_iter().find(|mode| mode.as_str() == text);
+        let only = TransferMode::ALL
+            .into_iter()
+            .find(|mode| mode.as_str() == text);
         match (only, text) {
             (Some(mode), _) => Ok(Self::Only(mode)),
             (None, "auto") => Ok(Self::Auto),

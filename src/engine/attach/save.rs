@@ -447,7 +447,10 @@ impl Session {
             }
         };
         let ring = &self.ring;
-        let sent = || ring.write(&room, cx.scratch).and_then(|()| ring.send(&room));
+        let sent = || {
+            ring.write(&room, cx.scratch)
+                .and_then(|()| ring.send(&room))
+        };
         if copied.is_err() || sent().is_err() {
             self.ring.free(room);
             return Err(failed());

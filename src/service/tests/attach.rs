@@ -4,10 +4,10 @@ use super::fake::*;
 use crate::device::shm::SharedMap;
 use crate::device::{Device, DeviceError, DeviceKind, Ring, RingExport};
 use crate::proto::channel::layout::{self, CloseReason};
+use crate::proto::handshake::self_test_byte;
 use crate::proto::v1;
 use crate::proto::v1::refusal::Reason;
 use crate::service::{Peer, SaveState};
-use crate::proto::handshake::self_test_byte;
 use crate::types::{SessionId, TransferMode};
 
 fn refused(world: &World, change: impl FnOnce(&mut v1::AttachRequest)) -> Reason {
@@ -92,10 +92,7 @@ async fn every_wrong_description_has_its_own_refusal() {
         Reason::DeviceUnavailable
     );
     for unknown in [vec![], vec![0], vec![3]] {
-        assert_eq!(
-            refused(&world, |r| r.modes = unknown),
-            Reason::NoCommonMode
-        );
+        assert_eq!(refused(&world, |r| r.modes = unknown), Reason::NoCommonMode);
     }
     let none = Some(v1::Shard {
         attn_tp_size: 2,
@@ -335,7 +332,9 @@ async fn where_the_ring_cannot_be_opened_the_window_takes_its_place() {
     window.write(0, &pattern).unwrap();
     let bind = |(session, secret): (SessionId, _), fd: Option<&std::os::fd::OwnedFd>| {
         let fd = fd.map(|fd| fd.try_clone().unwrap());
-        world.service.bind_ring(session, &Vec::from(secret), fd, &own_peer())
+        world
+            .service
+            .bind_ring(session, &Vec::from(secret), fd, &own_peer())
     };
     // A worker that does not allow it, and one that passed no window.
     for (modes, fd) in [(&[ipc][..], Some(&fd)), (&[ipc, engine], None)] {

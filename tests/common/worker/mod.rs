@@ -25,8 +25,8 @@ mod restore;
 mod save;
 mod talk;
 
-use super::{MODE, PATIENCE};
 use super::daemon::Daemon;
+use super::{MODE, PATIENCE};
 
 /// Half open, in tokens.
 pub type Range = std::ops::Range<u32>;
