@@ -29,6 +29,7 @@ from test_parts import (  # noqa: F401
     test_the_daemon_goes,
     test_the_daemon_loses_a_piece,
 )
+from test_ranks import pairs  # noqa: F401
 from test_turns import (  # noqa: F401
     settle,
     test_after_eviction_of_the_state_alone_only_the_state_moves,
@@ -50,6 +51,14 @@ def world(world: Callable[..., Any]) -> Callable[..., Any]:
         return one
 
     return make
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["plain_engine", "parts_engine"])
+def test_two_ranks(name: str, pairs: Any, daemon: Any, seed: int) -> None:  # noqa: F811
+    d = daemon(ram="256MiB")
+    pairs().play(name, d, seed)
+    assert "mode=engine" in d.log.read_text() and "mode=ipc" not in d.log.read_text()
 
 
 def windows() -> tuple[int, int]:
