@@ -1,5 +1,6 @@
 //! An engine on one thread, with a fake daemon and a clock that stands still unless told.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,11 @@ pub const LIMITS: Limits = Limits {
     silence: Duration::from_secs(500),
 };
 
+thread_local! {
+    /// Who copies between the rings of rigs on this thread and what the daemon reaches.
+    pub static MODE: Cell<TransferMode> = const { Cell::new(TransferMode::Ipc) };
+}
+
 /// The engine's shape.
 #[derive(Clone, Copy)]
 pub struct Shape {
@@ -37,7 +43,6 @@ pub struct Shape {
     pub page_size: usize,
     pub exact_end: bool,
     pub ring: u64,
-    pub mode: TransferMode,
     pub max_running: usize,
 }
 
@@ -47,7 +52,6 @@ pub const SHAPE: Shape = Shape {
     page_size: 64,
     exact_end: false,
     ring: 2 << 20,
-    mode: TransferMode::Ipc,
     max_running: 4,
 };
 
@@ -160,7 +164,7 @@ impl Rig {
             address: Address::Unix("/nowhere".into()),
             token: None,
             ring_bytes: shape.ring,
-            modes: ModeChoice::Only(shape.mode),
+            modes: ModeChoice::Only(MODE.get()),
             limits: LIMITS,
         };
         let (dialer, load) = (Dialer::of(heard), Arc::<Load>::default());
@@ -189,7 +193,7 @@ impl Rig {
     /// Begins a session with a daemon that has this.
     pub fn attach(&mut self, store: Store) {
         self.sessions += 1;
-        let (fake, linked) = Fake::new(self.sessions, self.shape.ring, self.shape.mode, store);
+        let (fake, linked) = Fake::new(self.sessions, self.shape.ring, MODE.get(), store);
         self.fake = Some(fake);
         self.events.send(Event::Linked(Box::new(linked))).unwrap();
         self.tick();
