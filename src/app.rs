@@ -133,7 +133,8 @@ async fn serve(
         .await?
         .context("opening the store")?;
     let arena = Arc::clone(store.arena.map());
-    let devices = tokio::task::spawn_blocking(move || devices(&arena)).await??;
+    let copy_threads = service_config.copy_threads;
+    let devices = tokio::task::spawn_blocking(move || devices(&arena, copy_threads)).await??;
     let service = Service::start(service_config, store, devices, clock, &mut registry)
         .context("starting the service")?;
     let gateway =
@@ -198,8 +199,11 @@ async fn serve(
 }
 
 /// The memory of this host, and GPUs where there are any.
-fn devices(arena: &Arc<SharedMap>) -> anyhow::Result<Vec<Arc<dyn Device>>> {
-    let mut devices: Vec<Arc<dyn Device>> = vec![Arc::new(HostDevice::new(COPY_QUEUE)?)];
+fn devices(arena: &Arc<SharedMap>, copy_threads: usize) -> anyhow::Result<Vec<Arc<dyn Device>>> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = copy_threads.min(cores / 2).max(1);
+    let host = HostDevice::with_threads(COPY_QUEUE, threads)?;
+    let mut devices: Vec<Arc<dyn Device>> = vec![Arc::new(host)];
     match CudaDevice::probe(arena) {
         Ok(gpus) => devices.push(Arc::new(gpus)),
         Err(CudaError::NoDriver) => tracing::info!("No GPU: {}", CudaError::NoDriver),

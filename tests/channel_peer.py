@@ -75,7 +75,7 @@ def worker(path, golden):
     passed = handshake.connect(path, SESSION, SECRET, ring, 60)
     complement = bytes(byte ^ 0xFF for byte in pattern)
     assert os.pread(ring, len(pattern), 0) == complement, "the daemon did not answer in the ring"
-    assert passed.arena is not None and os.pread(passed.arena, 5, 0) == b"arena"
+    assert passed.mode == handshake.MODE_ENGINE
     end = channel.WorkerEnd.open(passed.channel, passed.channel_bytes)
     assert (end.boot, end.session) == (BOOT, SESSION)
     end.beat()

@@ -20,6 +20,7 @@ use engram::proto::channel::{
 };
 use engram::proto::handshake::{self, Grant, HandshakeError};
 use engram::proto::v1::refusal::Reason;
+use engram::types::TransferMode;
 
 const LONG: Duration = Duration::from_secs(60);
 const ROUNDS: usize = 40;
@@ -171,7 +172,7 @@ async fn a_python_worker_and_a_rust_daemon() {
     assert_eq!((request.session, request.secret), (session(), secret()));
 
     assert_eq!(HANDSHAKE_SELF_TEST_BYTES, SELF_TEST_BYTES);
-    let ring = SharedMap::open(request.ring.unwrap(), 1 << 20).unwrap();
+    let ring = SharedMap::open(request.window.unwrap(), 1 << 20).unwrap();
     for i in 0..HANDSHAKE_SELF_TEST_BYTES {
         let mut byte = [0];
         ring.read(i, &mut byte).unwrap();
@@ -185,13 +186,11 @@ async fn a_python_worker_and_a_rust_daemon() {
     let mut end = DaemonEnd::create(&map, SMALL, BOOT, session()).unwrap();
     let doorbell = Doorbell::new().unwrap();
     let listener = doorbell.listen().unwrap();
-    let (arena_map, arena) = SharedMap::create("arena", 4096).unwrap();
-    arena_map.write(0, b"arena").unwrap();
     let granted = Grant {
         channel: channel.as_fd(),
         channel_bytes: SMALL.bytes(),
         doorbell: doorbell.fd(),
-        arena: Some((arena.as_fd(), 4096)),
+        mode: TransferMode::Engine,
     };
     handshake::grant(&stream, granted).await.unwrap();
     tokio::time::timeout(LONG, listener.wait())
@@ -241,7 +240,7 @@ fn a_rust_worker_and_a_python_daemon() {
         ring_map.write(i, &[handshake::self_test_byte(i)]).unwrap();
     }
     let passed = handshake::connect(&path, session(), secret(), Some(ring.as_fd()), LONG).unwrap();
-    assert!(passed.arena.is_none());
+    assert_eq!(passed.mode, TransferMode::Ipc);
     assert_eq!(passed.channel_bytes, SMALL.bytes());
     let mut magic = [0; 8];
     File::from(passed.channel.try_clone().unwrap())

@@ -12,9 +12,18 @@ const PATIENCE: Duration = Duration::from_secs(600);
 
 #[test]
 fn fifty_turns_survive_both_kills_with_identical_answers() {
+    play("ipc");
+}
+
+#[test]
+fn so_they_do_where_the_engine_copies_by_itself() {
+    play("engine");
+}
+
+fn play(mode: &str) {
     let folder = tempfile::tempdir().unwrap();
     let env = [("TMPDIR", folder.path().to_str().unwrap())];
-    let (code, out, error) = run_within(PATIENCE, &["demo", "--json"], &env);
+    let (code, out, error) = run_within(PATIENCE, &["demo", "--json", "--mode", mode], &env);
     assert_eq!(
         out.lines().count(),
         1,
@@ -23,6 +32,7 @@ fn fifty_turns_survive_both_kills_with_identical_answers() {
     let report: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(code, 0, "{}\n{error}", report["failures"]);
     let number = |key: &str| report[key].as_f64().unwrap_or_else(|| panic!("no {key}"));
+    assert_eq!(report["mode"], mode);
     assert_eq!(number("turns"), 50.0);
     assert_eq!(number("identical_turns"), 50.0);
     assert_eq!((number("engine_kills"), number("daemon_kills")), (1.0, 1.0));

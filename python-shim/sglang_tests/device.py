@@ -14,13 +14,20 @@ class Stream:
     def __init__(self) -> None:
         self._queue: deque[tuple[int, Any, int]] = deque()
         self._beside: deque[tuple[int, int, Any, list[bool]]] = deque()
+        self._carried: list[deque[tuple[int, Any, Any, list[bool]]]] = [deque(), deque()]
         self.done = 0
         self.queued = 0
 
     @property
     def work(self) -> bool:
         """Whether anything is left to do."""
-        return bool(self._queue or self._beside)
+        return bool(self._queue or self._beside or any(self._carried))
+
+    def put_carried(self, work: Any, after: Any, ready: int, lane: int) -> list[bool]:
+        """Work in a lane of its own, not before `after` is done."""
+        over: list[bool] = []
+        self._carried[lane].append((ready, after, work, over))
+        return over
 
     def put(self, work: Any, ready: int) -> int:
         """Queues work that is not done before tick `ready`."""
@@ -52,6 +59,11 @@ class Stream:
             *_, work, over = self._beside.popleft()
             work()
             over.append(True)
+        for lane in self._carried:
+            while lane and lane[0][0] <= tick and (lane[0][1] is None or lane[0][1].done()):
+                *_, work, over = lane.popleft()
+                work()
+                over.append(True)
 
 
 class StreamEvent:
@@ -97,6 +109,11 @@ class StreamCopier:
         return StreamEvent(stream, number)
 
 
+    def carry(self, copy: Any, after: Any, *, inward: bool) -> BesideEvent:
+        ready = self.tick + self.lag + self.LATE
+        return BesideEvent(self.stream.put_carried(copy, after, ready, int(inward)))
+
+
 def scribble_rooms() -> None:
     """Room in a ring becomes garbage as soon as it is given back, as if the next one wrote to it at once: who still
     reads it, be it a queued copy or the daemon, has that."""
@@ -107,7 +124,9 @@ def scribble_rooms() -> None:
         space, give = ring.space, ring.space.give
 
         def scribbled(start: int) -> None:
-            ring.bytes[start : start + space._taken.get(start, 0)] = 0xEE
+            for memory in (ring, ring._window):
+                if memory is not None:
+                    memory.bytes[start : start + space._taken.get(start, 0)] = 0xEE
             give(start)
 
         space.give = scribbled

@@ -543,6 +543,8 @@ SCENARIOS = {
     "broken_daemon": (broken_daemon, {}),
     "fault": (fault, {}),
     "asked_again": (asked_again, {"rows": 16384}),
+    "plain_engine": (plain, {"settings": {"mode": "engine"}}),
+    "parts_engine": (parts, {"rows": 16384, "settings": {"ring_bytes": 512 << 10, "mode": "engine"}}),
     "storm": (storm, {"slots": 20, "rows": 4096, "settings": {"minimum_tokens": 1}}),
 }
 

@@ -230,6 +230,8 @@ def test_room_of_an_aborted_save_is_the_daemon_s_until_it_answered(w: Any, promp
     w.request(prompt, new=8)
     held.wait()
     save = next(s for s in w.shim.saves.values() if s.state is SaveState.DRAINING)
+    # All copies are queued; the first of them may not be over.
+    w.until(lambda: any(run.lent for run in save.runs), what="something is lent")
     lent = [run.block for run in save.runs if run.lent]
     assert lent
     save.end(w.shim, AbortReason.SUPERSEDED, w.shim.now)

@@ -1,6 +1,7 @@
 """Copies and rings on a GPU, with a recording stand-in for the driver and for torch: what happens when they say no."""
 
 import contextlib
+import ctypes
 import importlib
 import sys
 import types
@@ -87,9 +88,9 @@ def test_an_event_that_is_recorded_again_is_over_with_its_last_copy(gpu):
     first = one.submit(lambda: None, before_next=False)
     for _ in range(255):
         one.submit(lambda: gpu.log.append(("side", "runs", None)), before_next=False)
-    assert first._event.recorded == ("side", 0)
+    assert first.event.recorded == ("side", 0)
     last = one.submit(lambda: None, before_next=False)
-    assert first._event is last._event and last._event.recorded == ("side", 255)
+    assert first.event is last.event and last.event.recorded == ("side", 255)
 
 
 class Launches:
@@ -177,6 +178,8 @@ class Driver:
 
     refuses, code = "", 2
     memory, streams = 0, 0
+    registered: list = []
+    ring = b""
 
     def __init__(self, ordinal):
         pass
@@ -206,11 +209,33 @@ class Driver:
     def free(self, address):
         Driver.memory -= 1
 
+    def register(self, address, size):
+        self._may("register" if not Driver.registered else "register again")
+        Driver.registered.append((address, size))
+
+    def unregister(self, address):
+        Driver.registered.remove(next(one for one in Driver.registered if one[0] == address))
+
+    def write(self, address, data, stream):
+        Driver.ring = data
+
+    def read(self, address, size, stream):
+        return Driver.ring[:size]
+
+    def copy_out(self, host, address, size, stream):
+        assert any(start <= host and host + size <= start + length for start, length in Driver.registered)
+        ctypes.memmove(host, Driver.ring, size)
+
+    def copy_in(self, address, host, size, stream):
+        assert any(start <= host and host + size <= start + length for start, length in Driver.registered)
+        Driver.ring = ctypes.string_at(host, size) if Driver.refuses != "copy back" else Driver.ring
+
     def export(self, address):
         self._may("export")
         return bytes(64), 0
 
     def uuid(self):
+        self._may("uuid")
         return bytes(16)
 
 
@@ -219,12 +244,12 @@ def driver(gpu, monkeypatch):
     from engram_sglang import cuda
 
     monkeypatch.setattr(cuda, "Driver", Driver)
-    for name, value in {"refuses": "", "code": 2, "memory": 0, "streams": 0}.items():
+    for name, value in {"refuses": "", "code": 2, "memory": 0, "streams": 0, "registered": [], "ring": b""}.items():
         monkeypatch.setattr(Driver, name, value)
     return Driver
 
 
-@pytest.mark.parametrize("call", ["stream", "allocate", "export"])
+@pytest.mark.parametrize("call", ["stream", "allocate", "uuid"])
 def test_a_ring_that_cannot_be_made_leaves_nothing(driver, call):
     from engram_sglang.cuda import CudaFailed, CudaRing
     from engram_sglang.ring import NoRing
@@ -249,3 +274,105 @@ def test_a_full_gpu_says_what_is_missing(driver):
     driver.refuses = "allocate"
     with pytest.raises(NoRing, match=r"no 512 MiB left .* --mem-fraction-static"):
         CudaRing(512 << 20, types.SimpleNamespace(index=0))
+
+
+class Tensor:
+    """Of a memfd's memory, as far as its address matters."""
+
+    def __init__(self, memory):
+        self._bytes = (ctypes.c_ubyte * len(memory)).from_buffer(memory)
+
+    def data_ptr(self):
+        return ctypes.addressof(self._bytes)
+
+
+@pytest.fixture
+def window(gpu, monkeypatch):
+    """One of three steps, as large as the rings here."""
+    from engram_sglang import cuda
+    from engram_sglang.ring import Window
+
+    gpu.uint8 = "uint8"
+    gpu.frombuffer = lambda memory, dtype: Tensor(memory)
+    monkeypatch.setattr(cuda, "_STEP", 768 << 10)
+    return Window(2 << 20)
+
+
+def test_a_window_is_registered_in_steps_proven_and_given_back(driver, window):
+    from engram_sglang.cuda import CudaRing
+
+    ring = CudaRing(2 << 20, types.SimpleNamespace(index=0))
+    ring.carry(window)
+    start = window.bytes.data_ptr()
+    sizes = [(start, 768 << 10), (start + (768 << 10), 768 << 10), (start + (1536 << 10), 512 << 10)]
+    assert driver.registered == sizes
+    assert driver.ring == bytes(65536), "the proof is cleared"
+    ring.close()
+    assert driver.registered == [] and window.fd is None
+    ring.close()
+
+
+@pytest.mark.parametrize("call", ["register", "register again", "copy back"])
+def test_a_window_that_the_gpu_does_not_reach_says_why_and_leaves_nothing(driver, window, call):
+    from engram_sglang.cuda import CudaRing
+    from engram_sglang.ring import NoRing
+
+    ring = CudaRing(2 << 20, types.SimpleNamespace(index=0))
+    driver.refuses = call
+    with pytest.raises(NoRing, match=r"2 MiB of host memory .*ulimit -l"):
+        ring.carry(window)
+    assert driver.registered == []
+    driver.refuses = ""
+    ring.carry(window)
+    ring.close()
+    assert (driver.memory, driver.streams, driver.registered) == (0, 0, [])
+
+
+def test_a_ring_that_cannot_be_exported_says_so_and_is_there(driver):
+    from engram_sglang.cuda import CudaRing
+
+    driver.refuses = "export"
+    ring = CudaRing(1, types.SimpleNamespace(index=0))
+    assert ring.no_ipc == "export: no" and ring.ipc_handle == b""
+    ring.close()
+    assert (driver.memory, driver.streams) == (0, 0)
+
+
+def test_copies_to_the_window_wait_for_the_gather_alone_and_nothing_for_them(gpu):
+    one = copier(gpu)
+    gathered = one.submit(lambda: gpu.log.append(("side", "runs", None)), before_next=True)
+    del gpu.log[:]
+    streams = []
+    out = one.carry(lambda: streams.append(gpu.cuda.now), gathered, inward=False)
+    into = one.carry(lambda: streams.append(gpu.cuda.now), None, inward=True)
+    assert streams == [one._lanes[0].stream, one._lanes[1].stream] and gpu.cuda.now.name == "current"
+    assert gpu.log == [("side", "waits", ("side", 1))], "the lane waits for the gather; the forward waits for nothing"
+    assert not out.done() and not into.done()
+    with pytest.raises(RuntimeError):
+        one.carry(lambda: (_ for _ in ()).throw(RuntimeError("no")), None, inward=True)
+    assert gpu.cuda.now.name == "current"
+
+
+def test_a_carrier_copies_the_places_it_is_told_and_never_across_a_step():
+    from engram_sglang.carrier import Carrier
+
+    class Bytes:
+        def __init__(self, name, log):
+            self.name, self.log = name, log
+
+        def __getitem__(self, where):
+            return Bytes((self.name, where.start, where.stop), self.log)
+
+        def copy_(self, other, non_blocking):
+            assert non_blocking
+            self.log.append((self.name, other.name))
+
+    log = []
+    carrier = Carrier(Bytes("ring", log), Bytes("window", log), 100)
+    carrier.out([(10, 90), (150, 170)])
+    places = [(10, 100), (150, 200), (200, 300), (300, 320)]
+    assert log == [(("window", *place), ("ring", *place)) for place in places]
+    del log[:]
+    carrier.into([(99, 2), (200, 100)])
+    places = [(99, 100), (100, 101), (200, 300)]
+    assert log == [(("ring", *place), ("window", *place)) for place in places]

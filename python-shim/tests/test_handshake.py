@@ -57,9 +57,9 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("with_arena", [False, True])
+@pytest.mark.parametrize("mode", [handshake.MODE_IPC, handshake.MODE_ENGINE])
 @pytest.mark.parametrize("with_ring", [False, True])
-def test_descriptors_change_hands_both_ways(meet, with_ring, with_arena):
+def test_descriptors_change_hands_both_ways(meet, with_ring, mode):
     before = open_descriptors()
     ring = memory(b"ring") if with_ring else None
 
@@ -70,9 +70,8 @@ def test_descriptors_change_hands_both_ways(meet, with_ring, with_arena):
         if received is not None:
             assert os.pread(received, 4, 0) == b"ring"
             os.close(received)
-        mine = [memory(b"channel"), memory(b"bell"), memory(b"arena")]
-        arena = (mine[2], 5) if with_arena else ()
-        handshake.reply(connection, mine[0], 4096, mine[1], *arena)
+        mine = [memory(b"channel"), memory(b"bell")]
+        handshake.reply(connection, mine[0], 4096, mine[1], mode)
         for fd in mine:
             os.close(fd)
 
@@ -81,10 +80,7 @@ def test_descriptors_change_hands_both_ways(meet, with_ring, with_arena):
     assert os.pread(passed.doorbell, 9, 0) == b"bell"
     assert passed.channel_bytes == 4096
     assert not os.get_inheritable(passed.channel)
-    if with_arena:
-        assert os.pread(passed.arena, 9, 0) == b"arena" and passed.arena_bytes == 5
-    else:
-        assert passed.arena is None
+    assert passed.mode == mode
     assert passed.connection.recv(1) == b""
     passed.close()
     if ring is not None:
@@ -102,7 +98,7 @@ def test_a_refusal_carries_its_reason(meet):
     assert refused.value.status == 13
 
 
-GOOD = HandshakeReply(layout.HANDSHAKE_MAGIC, layout.VERSION, 0, 2, 4096, 0, "")
+GOOD = HandshakeReply(layout.HANDSHAKE_MAGIC, layout.VERSION, 0, 2, 4096, handshake.MODE_IPC, "")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +111,8 @@ GOOD = HandshakeReply(layout.HANDSHAKE_MAGIC, layout.VERSION, 0, 2, 4096, 0, "")
         (GOOD._replace(descriptors=0), 0),
         (GOOD._replace(descriptors=1), 1),
         (GOOD._replace(descriptors=3), 3),
-        (GOOD._replace(arena_bytes=1), 2),
+        (GOOD._replace(mode=0), 2),
+        (GOOD._replace(mode=3), 2),
         (GOOD._replace(descriptors=5), 5),
         (GOOD._replace(reason="x" * 1025), 2),
     ],

@@ -1,7 +1,9 @@
 """The way to the daemon, with a daemon that is played: rings are taken late, kept, parked and freed as they may be."""
 
 import concurrent.futures
+import gc
 import logging
+import mmap
 import os
 import socket
 import threading
@@ -34,10 +36,16 @@ class Ring:
     """Memory of a GPU, as far as the link sees it."""
 
     device_kind, device_uuid, ipc_handle, ipc_offset = 2, b"u" * 16, b"h" * 64, 0
-    outlives_peer, fd = False, None
+    outlives_peer, fd, no_ipc = False, None, None
 
     def __init__(self, size):
         self.size, self.open = size, True
+        self.window = None
+
+    def carry(self, window):
+        assert self.open and window.fd is not None
+        self.window = window
+        return "carrier"
 
     def prepare_self_test(self):
         assert self.open
@@ -54,6 +62,8 @@ class Daemon(engram_pb2_grpc.WorkerServicer, engram_pb2_grpc.AdminServicer):
 
     def __init__(self, folder):
         self.refusal = self.reason = None
+        self.mode = self.last_word = handshake.MODE_IPC
+        self.modes = self.window = None
         self.silent = False
         self.bell = lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.asked, self.connections, self.over = 0, [], threading.Event()
@@ -78,11 +88,12 @@ class Daemon(engram_pb2_grpc.WorkerServicer, engram_pb2_grpc.AdminServicer):
 
     def Attach(self, request, context):  # noqa: N802
         self.asked += 1
+        self.modes = list(request.modes)
         if self.refusal is not None:
             return pb.AttachResponse(refusal=pb.Refusal(reason=self.refusal, message="on purpose"))
         attached = pb.Attached(
             session=b"s" * 16, secret=b"k" * 32, boot=b"b" * 16, fd_socket=f"{self.folder}/fd",
-            channel_version=link.layout.VERSION, mode=pb.TRANSFER_MODE_IPC, heartbeat_ms=100,
+            channel_version=link.layout.VERSION, mode=self.mode, heartbeat_ms=100,
         )  # fmt: skip
         return pb.AttachResponse(attached=attached)
 
@@ -99,7 +110,14 @@ class Daemon(engram_pb2_grpc.WorkerServicer, engram_pb2_grpc.AdminServicer):
             except OSError:
                 return
             try:
-                handshake.accept(connection, LONG)
+                window = handshake.accept(connection, LONG)[1]
+                self.window = window is not None
+                if window is not None:
+                    # As the daemon does.
+                    size, test = os.fstat(window).st_size, link.layout.HANDSHAKE_SELF_TEST_BYTES
+                    with mmap.mmap(window, size) as memory:
+                        memory[:test] = bytes(b ^ 0xFF for b in memory[:test])
+                    os.close(window)
                 if self.reason is not None:
                     handshake.refuse(connection, Reason.SELF_TEST, self.reason)
                     connection.close()
@@ -109,7 +127,7 @@ class Daemon(engram_pb2_grpc.WorkerServicer, engram_pb2_grpc.AdminServicer):
                     continue
                 end, channel = DaemonEnd.create(b"b" * 16, b"s" * 16)
                 bell = self.bell()
-                handshake.reply(connection, channel, end.memory.size, bell)
+                handshake.reply(connection, channel, end.memory.size, bell, self.last_word)
                 os.close(channel)
                 os.close(bell)
                 end.memory.close()
@@ -144,14 +162,14 @@ def linked(daemon, monkeypatch):
     monkeypatch.setattr(link, "_CALL_S", 5.0)
     made = []
 
-    def start(new_ring=None):
+    def start(new_ring=None, mode="auto"):
         rings = []
 
         def take(size):
             rings.append((new_ring or Ring)(size))
             return rings[-1]
 
-        one = Link(Settings(daemon=daemon.target, retry_ms=10), lambda request: None, 1 << 20, take)
+        one = Link(Settings(daemon=daemon.target, retry_ms=10, mode=mode), lambda request: None, 1 << 20, take)
         one.weights = Weights(1, b"w" * 32)
         one.rings = rings
         made.append(one)
@@ -167,6 +185,8 @@ def linked(daemon, monkeypatch):
         return not any(one._thread.is_alive() for one in made)
 
     until(ended, "the end of the threads")
+    # What closes by itself closes now, and not in the middle of somebody's count of descriptors.
+    gc.collect()
     assert not any(ring.open for one in made for ring in one.rings)
 
 
@@ -306,3 +326,123 @@ def test_a_doorbell_that_may_stop_who_rings_it_is_not_taken(daemon, linked, bell
 
     until(attached, "a session")
     leave(session_of(one))
+
+
+IPC, ENGINE = handshake.MODE_IPC, handshake.MODE_ENGINE
+
+
+def windows():
+    """Descriptors of windows that this process has open, and mappings of them."""
+    gc.collect()
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    open_ = sum("engram-window" in os.readlink(path) for path in links if os.path.islink(path))
+    with open("/proc/self/maps") as maps:
+        return open_, sum("engram-window" in line for line in maps)
+
+
+@pytest.mark.parametrize(
+    ("wish", "can", "chosen", "last_word", "mode"),
+    [
+        ("auto", [IPC, ENGINE], IPC, IPC, "ipc"),
+        ("auto", [IPC, ENGINE], ENGINE, ENGINE, "engine"),
+        # The ring turned out to be out of reach.
+        ("auto", [IPC, ENGINE], IPC, ENGINE, "engine"),
+        ("engine", [ENGINE], ENGINE, ENGINE, "engine"),
+        ("ipc", [IPC], IPC, IPC, "ipc"),
+    ],
+)
+def test_the_daemon_chooses_among_the_modes_that_may_be(daemon, linked, wish, can, chosen, last_word, mode):
+    daemon.mode, daemon.last_word = chosen, last_word
+    before = windows()
+    daemon.start()
+    one = linked(mode=wish)
+    session = session_of(one)
+    assert daemon.modes == can and one.mode == mode
+    assert session.carrier == (None if mode == "ipc" else "carrier")
+    assert (session.ring.window is not None) == (mode == "engine")
+    # It is shown even where it is not needed in the end: before that, nobody knows.
+    assert daemon.window == (ENGINE in can)
+    if mode == "engine":
+        with mmap.mmap(session.ring.window.fd, 65536) as memory:
+            assert memory[:] == bytes(65536), "the self-test is cleared"
+    else:
+        until(lambda: windows() <= before, "memory that is not needed is given back")
+    leave(session)
+
+
+def test_a_ring_that_the_daemon_never_had_a_way_to_is_not_parked(daemon, linked):
+    daemon.mode = daemon.last_word = ENGINE
+    daemon.start()
+    one = linked()
+    # The daemon stands still, and hangs up on nobody.
+    for _ in range(4):
+        leave(session_of(one))
+    until(lambda: [ring.open for ring in one.rings][:4] == [False] * 4, "the rings are freed")
+    assert not one._parked
+
+
+def test_a_ring_that_it_tried_to_open_is_parked(daemon, linked):
+    daemon.last_word = ENGINE
+    daemon.start()
+    one = linked()
+    leave(session_of(one))
+    until(lambda: one._parked, "parked")
+    assert one.rings[0].open
+
+
+def test_no_window_stays_open_after_its_session(daemon, linked):
+    daemon.mode = daemon.last_word = ENGINE
+    before = windows()
+    daemon.start()
+    one = linked()
+    for _ in range(5):
+        leave(session_of(one))
+    one.stop()
+    until(lambda: one.state == "closed", "the end")
+    for ring in one.rings:
+        ring.window = None
+    until(lambda: windows() <= before, "no window is left")
+
+
+@pytest.mark.parametrize(("wish", "chosen", "last_word"), [("ipc", ENGINE, ENGINE), ("ipc", IPC, ENGINE), ("engine", IPC, IPC)])
+def test_a_mode_that_was_not_offered_is_not_taken(daemon, linked, wish, chosen, last_word):
+    daemon.mode, daemon.last_word = chosen, last_word
+    daemon.start()
+    one = linked(mode=wish)
+    until(lambda: "mode that this worker does not have" in one.reason, "the reason")
+    assert one.take() is None
+
+
+def test_no_memory_for_the_window_is_said_and_tried_again(daemon, linked, caplog):
+    daemon.mode = daemon.last_word = ENGINE
+    daemon.start()
+    full = [True]
+
+    class Full(Ring):
+        def carry(self, window):
+            if full:
+                raise NoRing("ulimit -l")
+            return super().carry(window)
+
+    with caplog.at_level(logging.INFO):
+        one = linked(Full)
+        until(lambda: daemon.asked >= 3 and one.state == "refused", "the reason")
+    assert [r.levelno for r in caplog.records if "ulimit -l" in r.message] == [logging.WARNING]
+    assert len(one.rings) == 1 and one.rings[0].open, "the ring is kept"
+    full.clear()
+    leave(session_of(one))
+
+
+def test_a_ring_that_cannot_be_exported_leaves_only_engine(daemon, linked):
+    daemon.mode = daemon.last_word = ENGINE
+    daemon.start()
+
+    class Denied(Ring):
+        ipc_handle, no_ipc = b"", "cuIpcGetMemHandle: no (801)"
+
+    one = linked(Denied)
+    session = session_of(one)
+    assert daemon.modes == [ENGINE] and session.carrier == "carrier"
+    leave(session)
+    other = linked(Denied, mode="ipc")
+    until(lambda: "cuIpcGetMemHandle" in other.reason, "the reason")

@@ -49,6 +49,23 @@ class World:
         self.leases = 0
         self.leases_ever = 0
         self.hold = 0
+        self.engine = rng.random() < 0.5
+        """What comes is in a window first."""
+        self.carried: list[tuple[int, int]] = []
+
+    def carries(self) -> bool:
+        return self.engine
+
+    def bring(self, places: list[tuple[int, int]]) -> FakeEvent:
+        assert self.engine and places
+        self.events.append(FakeEvent())
+        blocks = [run.block for run in self.lent]
+        for start, size in places:
+            assert start % UNIT == 0 and 0 < size and start + size <= self.space.size
+            # The room that it is in.
+            self.copies[max(block for block in blocks if block <= start)] = self.events[-1]
+        self.carried += places
+        return self.events[-1]
 
     def take_room(self, size: int) -> int | None:
         return None if self.rng.random() < 0.2 else self.space.take(size)
@@ -56,6 +73,13 @@ class World:
     def give_room(self, block: int) -> None:
         assert self.copies.get(block, _OVER).over, "room given back while a copy uses it"
         self.space.give(block)
+
+    def let_go(self, run: Run) -> None:
+        """The daemon answered for all of a run that nobody waits for."""
+        if run.is_idle:
+            self.give_room(run.block)
+        else:
+            self.retire(run.block, run.event)
 
     def room(self) -> int:
         return min(self.space.largest, 4 * UNIT)
@@ -108,7 +132,7 @@ class World:
         self.disown(lease, run)
 
     def move_on(self, restore: Restore, runs: list[Run]) -> FakeEvent:
-        assert restore.stock is not None and all(run.is_answered for run in runs)
+        assert restore.stock is not None and all(run.is_answered and run.is_here for run in runs)
         self.events.append(FakeEvent())
         self.copies |= {run.block: self.events[-1] for run in runs}
         return self.events[-1]
@@ -129,8 +153,8 @@ class World:
         place = self.rng.choice(list(Place))
         if place is Place.DONE:
             for run in restore.runs:
-                assert run.is_answered
-                self.space.give(run.block)
+                assert run.is_answered and run.is_here
+                self.give_room(run.block)
             self.give_stock(restore)
             self.hold += 1
         return place
@@ -148,8 +172,8 @@ def finish(world: World, number: int) -> None:
         # As far as it answered before, there is less to answer now.
         for kind, index, count in world.answers():
             with contextlib.suppress(Broken):
-                for block in world.disowned.answer(number, kind, index, count)[1]:
-                    world.space.give(block)
+                for run in world.disowned.answer(number, kind, index, count)[1]:
+                    world.space.give(run.block)
     assert world.space.taken == 0, "room in the ring was lost"
     assert world.stocks == 0, "rows were lost"
 
@@ -187,8 +211,8 @@ def test_any_walk_of_a_save(seed: int) -> None:
         elif act < 0.7 and world.answers():
             kind, index, count = rng.choice(world.answers())
             found, free = world.disowned.answer(1, kind, index, count)
-            for block in free:
-                world.space.give(block)
+            for run in free:
+                world.let_go(run)
             found += save.drained(kind, index, count, rng.random() < 0.95, world, now)
             assert found == count
         elif act < 0.71:
@@ -225,8 +249,8 @@ def test_any_walk_of_a_restore(seed: int) -> None:
         elif act < 0.75 and world.answers():
             kind, index, count = rng.choice(world.answers())
             for lease in range(world.leases_ever + 1):
-                for block in world.disowned.answer(lease, kind, index, count)[1]:
-                    world.space.give(block)
+                for run in world.disowned.answer(lease, kind, index, count)[1]:
+                    world.let_go(run)
             restore.filled(kind, index, count, rng.random() < 0.97, world, now)
         elif act < 0.8 and restore.state is RestoreState.FILLED:
             assert restore.streams == (restore.stock is not None)

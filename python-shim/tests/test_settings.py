@@ -28,6 +28,13 @@ def test_what_is_no_number_is_said_and_ignored(text: str, caplog: pytest.LogCapt
     assert "ENGRAM_RING_BYTES" in caplog.text
 
 
+def test_a_mode_that_there_is_not_is_said_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    assert Settings.from_env({"ENGRAM_MODE": "engine"}).mode == "engine"
+    with caplog.at_level(logging.ERROR):
+        assert Settings.from_env({"ENGRAM_MODE": "IPC"}).mode == "auto"
+    assert "ENGRAM_MODE is not usable ('IPC' is none of auto, ipc, engine)" in caplog.text
+
+
 def test_every_setting_is_in_the_readme() -> None:
     text = (Path(__file__).resolve().parents[1] / "README.md").read_text()
     told = set(re.findall(r"`(ENGRAM_[A-Z_]+)`", text))

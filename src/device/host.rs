@@ -1,25 +1,30 @@
-//! The device without a GPU: rings are memfds, copies are made by one thread.
+//! The device without a GPU: rings and windows are memfds, copies are made by some threads.
 //!
 //! # State
-//! A ring is open or closed; its gate holds that and whether the copy thread is inside a copy of it.
-//! Queued copies own what they need, so a ring or a device may go at any time.
+//! A ring is open or closed; its gate holds that and how many threads are inside a copy of it. Queued
+//! copies own what they need, so a ring or a device may go at any time.
+//!
+//! # Order
+//! A copy is cut into slices of [`SLICE`], which the threads take from the queue in order; whoever
+//! ends the last slice of a copy calls its completion. So one large copy has all threads, and small
+//! ones go side by side.
 //!
 //! # Cancellation
-//! Closing (the drop of a ring) marks the gate, waits for a running copy, which looks at the gate
-//! after each [`SLICE`], and returns: whatever is still queued then finds the gate closed before it
-//! writes a byte, and ends with [`DeviceError::Closed`]. No lock is held while bytes move.
+//! Closing (the drop of a ring) marks the gate, waits for slices that are being copied, and returns:
+//! whatever is still queued then finds the gate closed before it writes a byte, and ends with
+//! [`DeviceError::Closed`]. No lock is held while bytes move.
 
 use std::{
+    collections::VecDeque,
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
 };
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use parking_lot::{Condvar, Mutex};
 
 use super::{
@@ -33,29 +38,58 @@ const SLICE: u64 = 1 << 20;
 /// Copies that may wait, by default: beyond what all workers of a host have in flight.
 pub const DEFAULT_QUEUE: usize = 4096;
 
-/// Copies between memfds, one after another, on a thread of its own. The thread ends when the device
-/// and all its rings are gone.
+/// Copies between memfds. Its threads end when the device and all its rings are gone.
 #[derive(Debug)]
 pub struct HostDevice {
-    queue: Sender<Job>,
+    pool: Arc<Pool>,
 }
 
 #[derive(Debug)]
 struct HostRing {
     shared: Arc<Shared>,
-    queue: Sender<Job>,
+    pool: Arc<Pool>,
 }
 
 #[derive(Debug)]
 struct Shared {
     map: SharedMap,
-    /// Set under `copying`, looked at without it between slices.
+    /// Set under `copying`.
     closed: AtomicBool,
-    copying: Mutex<bool>,
+    /// Threads inside a copy.
+    copying: Mutex<usize>,
     idle: Condvar,
 }
 
-#[derive(Clone, Copy)]
+/// The threads, from outside.
+#[derive(Debug)]
+struct Pool {
+    queue: Arc<Queue>,
+    /// Copies that may wait.
+    most: usize,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    jobs: Mutex<Jobs>,
+    more: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Jobs {
+    /// Copies of which some slice was not taken.
+    waiting: VecDeque<Waiting>,
+    /// Nobody can ask for more.
+    over: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    job: Arc<Job>,
+    /// Bytes of it whose slices were taken.
+    taken: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
 enum Direction {
     Out,
     In,
@@ -68,19 +102,43 @@ struct Job {
     ring_off: u64,
     arena_off: u64,
     len: u64,
-    done: Done,
+    /// Bytes whose slices did not end.
+    left: AtomicU64,
+    end: Mutex<End>,
+}
+
+struct End {
+    done: Option<Done>,
+    result: Result<(), DeviceError>,
 }
 
 // === impl HostDevice ===
 
 impl HostDevice {
-    /// Starts the copy thread; at most `queue` copies wait for it.
+    /// One thread; at most `queue` copies wait for it.
+    ///
+    /// # Errors
+    /// The system gives no thread.
     pub fn new(queue: usize) -> io::Result<Self> {
-        let (sender, jobs) = bounded(queue);
-        thread::Builder::new()
-            .name("engram-copy".to_owned())
-            .spawn(move || run(&jobs))?;
-        Ok(Self { queue: sender })
+        Self::with_threads(queue, 1)
+    }
+
+    /// So many threads, at least one, that share each large copy.
+    ///
+    /// # Errors
+    /// The system gives no threads.
+    pub fn with_threads(queue: usize, threads: usize) -> io::Result<Self> {
+        let pool = Arc::new(Pool {
+            queue: Arc::default(),
+            most: queue,
+        });
+        for _ in 0..threads.max(1) {
+            let queue = Arc::clone(&pool.queue);
+            thread::Builder::new()
+                .name("engram-copy".to_owned())
+                .spawn(move || queue.run())?;
+        }
+        Ok(Self { pool })
     }
 }
 
@@ -96,12 +154,12 @@ impl Device for HostDevice {
         let shared = Shared {
             map: SharedMap::open(fd, bytes)?,
             closed: AtomicBool::new(false),
-            copying: Mutex::new(false),
+            copying: Mutex::new(0),
             idle: Condvar::new(),
         };
         Ok(Arc::new(HostRing {
             shared: Arc::new(shared),
-            queue: self.queue.clone(),
+            pool: Arc::clone(&self.pool),
         }))
     }
 }
@@ -109,17 +167,43 @@ impl Device for HostDevice {
 // === impl HostRing ===
 
 impl HostRing {
-    fn submit(&self, job: Job) {
-        let refused = match job.check() {
-            Err(error) => Some((job, error.into())),
-            Ok(()) => match self.queue.try_send(job) {
-                Ok(()) => None,
-                Err(TrySendError::Full(job)) => Some((job, DeviceError::Busy)),
-                Err(TrySendError::Disconnected(job)) => Some((job, DeviceError::Stopped)),
-            },
+    fn submit(
+        &self,
+        direction: Direction,
+        ring_off: u64,
+        arena: &Arc<SharedMap>,
+        arena_off: u64,
+        len: u64,
+        done: Done,
+    ) {
+        for (offset, size) in [(ring_off, self.shared.map.len()), (arena_off, arena.len())] {
+            if offset.checked_add(len).is_none_or(|end| end > size) {
+                let align = 1;
+                let error = OutOfBounds {
+                    offset,
+                    len,
+                    align,
+                    size,
+                };
+                return done(Err(error.into()));
+            }
+        }
+        let end = End {
+            done: Some(done),
+            result: Ok(()),
         };
-        if let Some((job, error)) = refused {
-            (job.done)(Err(error));
+        let job = Arc::new(Job {
+            ring: Arc::clone(&self.shared),
+            arena: Arc::clone(arena),
+            direction,
+            ring_off,
+            arena_off,
+            len,
+            left: AtomicU64::new(len),
+            end: Mutex::new(end),
+        });
+        if !self.pool.push(&job) {
+            job.finish(Err(DeviceError::Busy));
         }
     }
 }
@@ -137,29 +221,11 @@ impl Ring for HostRing {
         len: u64,
         done: Done,
     ) {
-        let (ring, arena) = (Arc::clone(&self.shared), Arc::clone(arena));
-        self.submit(Job {
-            ring,
-            arena,
-            direction: Direction::Out,
-            ring_off,
-            arena_off,
-            len,
-            done,
-        });
+        self.submit(Direction::Out, ring_off, arena, arena_off, len, done);
     }
 
     fn copy_in(&self, arena: &Arc<SharedMap>, arena_off: u64, ring_off: u64, len: u64, done: Done) {
-        let (ring, arena) = (Arc::clone(&self.shared), Arc::clone(arena));
-        self.submit(Job {
-            ring,
-            arena,
-            direction: Direction::In,
-            ring_off,
-            arena_off,
-            len,
-            done,
-        });
+        self.submit(Direction::In, ring_off, arena, arena_off, len, done);
     }
 
     fn self_test(&self) -> Result<(), DeviceError> {
@@ -171,7 +237,7 @@ impl Drop for HostRing {
     fn drop(&mut self) {
         let mut copying = self.shared.copying.lock();
         self.shared.closed.store(true, Ordering::Relaxed);
-        while *copying {
+        while *copying > 0 {
             self.shared.idle.wait(&mut copying);
         }
     }
@@ -187,72 +253,121 @@ impl Shared {
             if self.closed.load(Ordering::Relaxed) {
                 return Err(DeviceError::Closed);
             }
-            *copying = true;
+            *copying += 1;
         }
         let result = copy();
-        *self.copying.lock() = false;
+        *self.copying.lock() -= 1;
         self.idle.notify_all();
         result
+    }
+}
+
+// === impl Pool ===
+
+impl Pool {
+    /// `false`: too many wait.
+    fn push(&self, job: &Arc<Job>) -> bool {
+        let mut jobs = self.queue.jobs.lock();
+        if jobs.waiting.len() >= self.most {
+            return false;
+        }
+        let job = Arc::clone(job);
+        let alone = job.len <= SLICE;
+        jobs.waiting.push_back(Waiting { job, taken: 0 });
+        drop(jobs);
+        if alone {
+            self.queue.more.notify_one();
+        } else {
+            self.queue.more.notify_all();
+        }
+        true
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.queue.jobs.lock().over = true;
+        self.queue.more.notify_all();
+    }
+}
+
+// === impl Queue ===
+
+impl Queue {
+    /// One thread.
+    fn run(&self) {
+        while let Some((job, at, len)) = self.next() {
+            // What a completion does is not this thread's business: the next copy goes on.
+            if catch_unwind(AssertUnwindSafe(|| job.copy(at, len))).is_err() {
+                tracing::error!("A completion of a copy panicked");
+            }
+        }
+    }
+
+    /// The next slice: of which copy, from where on, how much. `None`: there will be none.
+    fn next(&self) -> Option<(Arc<Job>, u64, u64)> {
+        let mut jobs = self.jobs.lock();
+        loop {
+            if let Some(Waiting { job, taken }) = jobs.waiting.front_mut() {
+                let (job, at) = (Arc::clone(job), *taken);
+                let len = (job.len - at).min(SLICE);
+                *taken += len;
+                if at + len == job.len {
+                    jobs.waiting.pop_front();
+                }
+                return Some((job, at, len));
+            }
+            if jobs.over {
+                return None;
+            }
+            self.more.wait(&mut jobs);
+        }
     }
 }
 
 // === impl Job ===
 
 impl Job {
-    fn check(&self) -> Result<(), OutOfBounds> {
-        let ends = [
-            (self.ring_off, self.ring.map.len()),
-            (self.arena_off, self.arena.len()),
-        ];
-        for (offset, size) in ends {
-            if offset.checked_add(self.len).is_none_or(|end| end > size) {
-                return Err(OutOfBounds {
-                    offset,
-                    len: self.len,
-                    align: 1,
-                    size,
-                });
-            }
-        }
-        Ok(())
-    }
-
-    fn run(self) {
-        let Self {
-            ring,
-            arena,
-            direction,
-            ring_off,
-            arena_off,
-            len,
-            done,
-        } = self;
-        let result = ring.enter(|| {
-            let mut at = 0;
-            while at < len {
-                if ring.closed.load(Ordering::Relaxed) {
-                    return Err(DeviceError::Closed);
-                }
-                let n = (len - at).min(SLICE);
-                match direction {
-                    Direction::Out => ring.map.copy(ring_off + at, &arena, arena_off + at, n)?,
-                    Direction::In => arena.copy(arena_off + at, &ring.map, ring_off + at, n)?,
-                }
-                at += n;
+    /// Copies one slice, and ends the copy if it was the last.
+    fn copy(&self, at: u64, len: u64) {
+        let (ring_off, arena_off) = (self.ring_off + at, self.arena_off + at);
+        let copied = self.ring.enter(|| {
+            match self.direction {
+                Direction::Out => self.ring.map.copy(ring_off, &self.arena, arena_off, len)?,
+                Direction::In => self.arena.copy(arena_off, &self.ring.map, ring_off, len)?,
             }
             Ok(())
         });
-        drop((ring, arena));
-        done(result);
+        if let Err(error) = copied {
+            let mut end = self.end.lock();
+            if end.result.is_ok() {
+                end.result = Err(error);
+            }
+        }
+        // Who ends last has seen all other slices end.
+        if self.left.fetch_sub(len, Ordering::AcqRel) == len {
+            self.finish(Ok(()));
+        }
+    }
+
+    /// Says how it ended, once.
+    fn finish(&self, result: Result<(), DeviceError>) {
+        let mut end = self.end.lock();
+        let so_far = std::mem::replace(&mut end.result, Ok(()));
+        let done = end.done.take();
+        drop(end);
+        if let Some(done) = done {
+            done(so_far.and(result));
+        }
     }
 }
 
-fn run(jobs: &Receiver<Job>) {
-    for job in jobs {
-        // What a completion does is not this thread's business: the next copy goes on.
-        if catch_unwind(AssertUnwindSafe(|| job.run())).is_err() {
-            tracing::error!("A completion of a copy panicked");
-        }
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job")
+            .field("direction", &self.direction)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
     }
 }
 

@@ -28,7 +28,7 @@ use shm::{OutOfBounds, SharedMap, ShmError};
 /// Which memory a device copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
-    /// Memory of this host, shared by a memfd.
+    /// Memory of this host, shared by a memfd: a ring, or the window of a worker in mode engine.
     Host,
     /// Memory of an NVIDIA GPU.
     Cuda,
@@ -88,9 +88,9 @@ pub trait Ring: Send + Sync + fmt::Debug {
         self.len() == 0
     }
 
-    /// `ring[ring_off..][..len]` to `arena[arena_off..][..len]`. Returns at once; copies of one
-    /// ring and one direction are made in the order asked for. What must come after a copy of the
-    /// other direction is asked for when that one is over.
+    /// `ring[ring_off..][..len]` to `arena[arena_off..][..len]`. Returns at once. Copies may be made
+    /// at the same time and end in any order: what must come after another is asked for when that
+    /// one is over.
     fn copy_out(&self, ring_off: u64, arena: &Arc<SharedMap>, arena_off: u64, len: u64, done: Done);
 
     /// `arena[arena_off..][..len]` to `ring[ring_off..][..len]`, likewise.

@@ -15,6 +15,7 @@ use super::model::{ModelConfig, VOCAB};
 use super::pools::{Dtype, Layout};
 use super::scheduler::SchedulerConfig;
 use crate::tokenizer::Tokenizer;
+use crate::types::ModeChoice;
 
 /// Largest staging ring in bytes.
 const MAX_RING: u64 = 1 << 36;
@@ -84,6 +85,10 @@ pub struct Args {
     /// Size of the staging ring.
     #[arg(long, value_name = "SIZE", default_value = "8 MiB")]
     pub ring: ByteSize,
+    /// Who copies between the ring and memory that the daemon reaches: `ipc` (the daemon), `engine` (this
+    /// process), or `auto` (the daemon chooses).
+    #[arg(long, value_name = "MODE", default_value_t)]
+    pub mode: ModeChoice,
     /// How long a request waits for one step of its restore before it is prefilled.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     pub restore_patience: Duration,
@@ -152,6 +157,7 @@ impl Args {
             engram,
             engram_token_file,
             ring,
+            mode,
             restore_patience,
             save_patience,
             daemon_silence,
@@ -191,6 +197,7 @@ impl Args {
                 address: address.clone(),
                 token: token.map(|token| token.trim_end_matches(['\r', '\n']).to_owned()),
                 ring_bytes: ring.as_u64(),
+                modes: *mode,
                 limits: attach::Limits {
                     patience: *restore_patience,
                     save_patience: *save_patience,

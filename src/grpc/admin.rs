@@ -82,7 +82,7 @@ fn worker(row: WorkerRow) -> WorkerStatus {
         }),
         model: row.model_name,
         fingerprint: fingerprint.unwrap_or_default().into(),
-        mode: TransferMode::Ipc.into(),
+        mode: TransferMode::from(row.mode).into(),
         epoch: row.epoch,
         beat: row.load.map(beat),
     }

@@ -3,13 +3,13 @@
 //! # What
 //!
 //! After Attach the worker connects to the daemon's Unix socket, says which session it is, and hands
-//! over its ring's memfd. The daemon answers with the channel, its doorbell and, in mode ENGINE, the
-//! arena; or with a refusal. Bytes and descriptors are laid out in `channel.toml`, `[handshake]`.
+//! over the memfd of its window, if it has one. The daemon answers with the channel, its doorbell and
+//! the mode; or with a refusal. Bytes and descriptors are laid out in `channel.toml`, `[handshake]`.
 //!
 //! # State
 //!
 //! None is kept. The connection stays open and silent: its end is the end of the session. The daemon
-//! hangs up only when nothing of it reaches the ring any more.
+//! hangs up only when nothing of it reaches the worker's memory any more.
 //!
 //! # Order of writes
 //!
@@ -39,14 +39,16 @@ use super::channel::layout::{
     HANDSHAKE_MAGIC, HANDSHAKE_MAX_DESCRIPTORS, HANDSHAKE_MAX_REASON_BYTES, HandshakeReply,
     HandshakeRequest, VERSION,
 };
+use super::v1;
 use super::v1::refusal::Reason;
 use crate::device::{Doorbell, fds};
+use crate::types::TransferMode;
 
 /// Size of a request: all its fields are of fixed size.
 const REQUEST_BYTES: usize = 64;
 
 /// Size of a reply up to its reason, whose count is the last of it.
-const REPLY_BYTES: usize = 40;
+const REPLY_BYTES: usize = 36;
 
 /// What a worker says.
 pub struct Request {
@@ -54,8 +56,8 @@ pub struct Request {
     pub session: [u8; 16],
     /// Its secret. Compare it in constant time.
     pub secret: [u8; 32],
-    /// The staging ring, from a host device.
-    pub ring: Option<OwnedFd>,
+    /// The window: the staging ring itself, or memory beside it.
+    pub window: Option<OwnedFd>,
 }
 
 /// What the daemon hands over; all of it stays its own, too.
@@ -67,8 +69,8 @@ pub struct Grant<'a> {
     pub channel_bytes: u64,
     /// The eventfd that wakes the daemon.
     pub doorbell: BorrowedFd<'a>,
-    /// The arena's memory and its size in bytes, in mode ENGINE.
-    pub arena: Option<(BorrowedFd<'a>, u64)>,
+    /// Who copies between ring and window.
+    pub mode: TransferMode,
 }
 
 /// What a worker got.
@@ -82,8 +84,8 @@ pub struct Passed {
     pub channel_bytes: u64,
     /// What wakes the daemon.
     pub doorbell: Doorbell,
-    /// The arena's memory and its size in bytes, in mode ENGINE.
-    pub arena: Option<(OwnedFd, u64)>,
+    /// Who copies between ring and window.
+    pub mode: TransferMode,
 }
 
 /// Why descriptors did not change hands.
@@ -111,6 +113,9 @@ pub enum HandshakeError {
         /// How many there were.
         came: usize,
     },
+    /// A mode that is not known.
+    #[error("{0} is no transfer mode")]
+    Mode(u32),
     /// A reason that is too long.
     #[error("a reason of {0} bytes")]
     Reason(usize),
@@ -130,11 +135,11 @@ impl fmt::Debug for Request {
         let Self {
             session,
             secret: _,
-            ring,
+            window,
         } = self;
         f.debug_struct("Request")
             .field("session", session)
-            .field("ring", ring)
+            .field("window", window)
             .finish_non_exhaustive()
     }
 }
@@ -155,23 +160,23 @@ pub fn connect(
     path: &Path,
     session: [u8; 16],
     secret: [u8; 32],
-    ring: Option<BorrowedFd<'_>>,
+    window: Option<BorrowedFd<'_>>,
     timeout: Duration,
 ) -> Result<Passed, HandshakeError> {
     let deadline = Instant::now() + timeout;
     let connection = dial(path)?;
-    let ring = ring.as_slice();
+    let window = window.as_slice();
     let mut bytes = Vec::with_capacity(REQUEST_BYTES);
     HandshakeRequest {
         magic: HANDSHAKE_MAGIC,
         version: VERSION,
-        descriptors: ring.len() as u32,
+        descriptors: window.len() as u32,
         session,
         secret,
     }
     .encode(&mut bytes);
     connection.set_write_timeout(Some(left(deadline)?))?;
-    fds::send_with_fds(&connection, &bytes, ring)?;
+    fds::send_with_fds(&connection, &bytes, window)?;
 
     let mut received = Vec::new();
     let mut bytes = vec![0; REPLY_BYTES];
@@ -207,11 +212,11 @@ pub async fn receive(stream: &tokio::net::UnixStream) -> Result<Request, Handsha
             came: received.len(),
         });
     }
-    let ring = received.into_iter().next();
+    let window = received.into_iter().next();
     Ok(Request {
         session,
         secret,
-        ring,
+        window,
     })
 }
 
@@ -225,17 +230,16 @@ pub async fn grant(stream: &tokio::net::UnixStream, grant: Grant<'_>) -> io::Res
         channel,
         channel_bytes,
         doorbell,
-        arena,
+        mode,
     } = grant;
-    let mut descriptors = vec![channel, doorbell];
-    descriptors.extend(arena.map(|(fd, _)| fd));
+    let descriptors = [channel, doorbell];
     let reply = HandshakeReply {
         magic: HANDSHAKE_MAGIC,
         version: VERSION,
         status: 0,
         descriptors: descriptors.len() as u32,
         channel_bytes,
-        arena_bytes: arena.map_or(0, |(_, bytes)| bytes),
+        mode: mode_word(mode),
         reason: String::new(),
     };
     let mut bytes = Vec::with_capacity(REPLY_BYTES);
@@ -256,7 +260,7 @@ pub async fn refuse(stream: &tokio::net::UnixStream, reason: Reason, text: &str)
         status: status(reason),
         descriptors: 0,
         channel_bytes: 0,
-        arena_bytes: 0,
+        mode: 0,
         reason: text.get(..end).unwrap_or_default().to_owned(),
     };
     let mut bytes = Vec::with_capacity(REPLY_BYTES + reply.reason.len());
@@ -272,6 +276,18 @@ fn dial(path: &Path) -> io::Result<UnixStream> {
     let connection = UnixStream::from(socket);
     connection.set_nonblocking(false)?;
     Ok(connection)
+}
+
+/// The number of a mode, as `engram.proto` has it.
+fn mode_word(mode: TransferMode) -> u32 {
+    v1::TransferMode::from(mode) as u32
+}
+
+fn mode_of(word: u32) -> Result<TransferMode, HandshakeError> {
+    let known = TransferMode::ALL
+        .into_iter()
+        .find(|mode| mode_word(*mode) == word);
+    known.ok_or(HandshakeError::Mode(word))
 }
 
 /// A status of 0 would be a grant.
@@ -306,7 +322,7 @@ fn passed(
         status,
         descriptors,
         channel_bytes,
-        arena_bytes,
+        mode,
         reason: text,
     } = reply;
     let came = received.len();
@@ -325,23 +341,14 @@ fn passed(
     }
     check(magic, version, descriptors, came)?;
     let mut received = received.into_iter();
-    match (
-        received.next(),
-        received.next(),
-        received.next(),
-        received.next(),
-    ) {
-        (Some(channel), Some(doorbell), arena, None) if arena.is_some() == (arena_bytes > 0) => {
-            let doorbell = Doorbell::from_fd(doorbell);
-            let arena = arena.map(|fd| (fd, arena_bytes));
-            Ok(Passed {
-                connection,
-                channel,
-                channel_bytes,
-                doorbell,
-                arena,
-            })
-        }
+    match (received.next(), received.next(), received.next()) {
+        (Some(channel), Some(doorbell), None) => Ok(Passed {
+            connection,
+            channel,
+            channel_bytes,
+            doorbell: Doorbell::from_fd(doorbell),
+            mode: mode_of(mode)?,
+        }),
         _ => Err(HandshakeError::Descriptors {
             said: descriptors,
             came,

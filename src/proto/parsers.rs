@@ -262,7 +262,7 @@ fn bad_replies() -> Vec<Refused> {
         status: 0,
         descriptors: 0,
         channel_bytes: 0,
-        arena_bytes: 0,
+        mode: 0,
         reason: "xy".into(),
     }
     .encode(&mut reply);

@@ -1,8 +1,8 @@
 //! Attaching a worker: everything it says of itself is checked, then it gets a session.
 //!
 //! # What
-//! Three steps, each refused with a typed reason: the description (here), the ring and its
-//! self-test ([`Service::bind_ring`]), the stream that keeps both sides informed
+//! Three steps, each refused with a typed reason: the description (here), the window (see
+//! `channel.toml`, "Modes") and its self-test ([`Service::bind_ring`]), the stream that keeps both sides informed
 //! ([`Service::hello`]). A worker that attaches again with the same instance and rank replaces its
 //! earlier session.
 
@@ -15,18 +15,19 @@ use super::Service;
 use super::api;
 use super::core::Model;
 use super::metrics;
+use super::modes::{self, Plan};
 use super::peer::Peer;
-use super::refusals::{Asker, reason_name, refuse, refuse_ring};
+use super::refusals::{Asker, reason_name, refuse};
 use super::session::Session;
 use super::workers::{CudaExport, Profile, Worker};
 use crate::device::shm::SharedMap;
-use crate::device::{DeviceKind, Doorbell, RingExport};
+use crate::device::{DeviceKind, Doorbell};
 use crate::pool::{Geometry, IdentityError, PoolMap, Shard, fingerprint};
 use crate::proto::channel::layout::{self, CloseReason};
 use crate::proto::channel::{Capacities, DaemonEnd};
 use crate::proto::v1::refusal::Reason;
 use crate::proto::{PROTOCOL, v1};
-use crate::types::{BLOCK_TOKENS, InstanceId, SessionId, TokenRange};
+use crate::types::{BLOCK_TOKENS, InstanceId, SessionId, TokenRange, TransferMode};
 
 /// Longest name or version that is kept, in bytes.
 const MAX_TEXT: usize = 256;
@@ -49,6 +50,8 @@ pub struct ChannelFds {
     pub channel_bytes: u64,
     /// What the worker rings.
     pub doorbell: OwnedFd,
+    /// Who copies between ring and window.
+    pub mode: TransferMode,
 }
 
 /// A worker on its stream.
@@ -94,10 +97,11 @@ impl Service {
         }
         if request.channel_version != layout::VERSION {
             let (has, wants) = (layout::VERSION, request.channel_version);
-            return Err(refuse(
-                Reason::ChannelVersion,
-                format!("channel {wants} is not {has}"),
-            ));
+            let text = format!(
+                "the worker's channel has version {wants}, and this daemon's {has}: install the \
+                 shim that came with this daemon"
+            );
+            return Err(refuse(Reason::ChannelVersion, text));
         }
         if !request.not_attaching.is_empty() {
             return Err(refuse(Reason::Unsupported, request.not_attaching));
@@ -109,20 +113,18 @@ impl Service {
             });
         }
         let epoch = request.epoch;
-        let profile = check(request, peer)?;
+        let wants = modes::wanted(&request);
+        let profile = check(request, peer, &wants)?;
         let (fingerprint, heartbeat) = (profile.model.fingerprint, self.config.heartbeat);
-        let device = profile.device;
-        if self.device(device).is_none() {
-            let text = format!("this daemon has no {} device", device.as_str());
-            return Err(refuse(Reason::DeviceUnavailable, text));
-        }
+        let has = |kind| self.device(kind).is_some();
+        let plan = Plan::new(&wants, &self.config.modes, profile.device, has)?;
         if !self.workers.fits(&profile) {
             let text = "another rank of this server has another size, other shapes or another page";
             return Err(refuse(Reason::BadGeometry, text));
         }
         let bind_by = self.clock.monotonic().saturating_add(BIND_WITHIN);
         self.forget_unbound();
-        let worker = Arc::new(Worker::new(profile, self.clock.now(), bind_by));
+        let worker = Arc::new(Worker::new(profile, plan, self.clock.now(), bind_by));
         let Some(replaced) = self.workers.insert(&worker, self.config.max_workers) else {
             return Err(v1::Refusal {
                 retry_after_ms: 5000,
@@ -133,7 +135,10 @@ impl Service {
             self.send_away(&other, CloseReason::Replaced);
         }
         let model_name = worker.identity.display_name.clone();
-        tracing::info!(session = %worker.session, %fingerprint, model_name, epoch, "Attached");
+        let Plan { mode, why, .. } = worker.plan();
+        tracing::info!(
+            session = %worker.session, %fingerprint, model_name, epoch, %mode, why, "Attached"
+        );
         self.announce(api::Event::Attached {
             session: worker.session,
             model_name,
@@ -143,26 +148,25 @@ impl Service {
             session: worker.session.to_bytes().to_vec().into(),
             secret: worker.secret.to_vec().into(),
             boot: self.boot.to_bytes().to_vec().into(),
-            mode: v1::TransferMode::Ipc.into(),
+            mode: v1::TransferMode::from(mode).into(),
             channel_version: layout::VERSION,
             fd_socket: self.config.fd_socket.to_string_lossy().into_owned(),
             heartbeat_ms: u32::try_from(heartbeat.as_millis()).unwrap_or(u32::MAX),
             block_tokens: BLOCK_TOKENS,
             fingerprint: fingerprint.0.to_vec().into(),
-            arena_bytes: 0,
         })
     }
 
-    /// Opens the ring of an attached worker, proves it, and starts its session. Blocks for the
-    /// self-test. Must be called inside a runtime with IO.
+    /// Opens the window of an attached worker, which is its ring or `window`, proves it, and starts
+    /// its session. Blocks for the self-test. Must be called inside a runtime with IO.
     ///
     /// # Errors
-    /// A refusal; except after a failed self-test or a wrong ring, the worker may try again.
+    /// A refusal; except after a failed self-test or a wrong window, the worker may try again.
     pub fn bind_ring(
         self: &Arc<Self>,
         session: SessionId,
         secret: &[u8],
-        ring: Option<OwnedFd>,
+        window: Option<OwnedFd>,
         peer: &Peer,
     ) -> Result<ChannelFds, v1::Refusal> {
         let worker = self
@@ -181,7 +185,7 @@ impl Service {
                 "the session has its channel already",
             ));
         }
-        let bound = self.open(&worker, ring);
+        let bound = self.open(&worker, window);
         match bound {
             Ok((session, fds)) => {
                 self.tasks.spawn(session.run());
@@ -202,38 +206,14 @@ impl Service {
     fn open(
         self: &Arc<Self>,
         worker: &Arc<Worker>,
-        ring: Option<OwnedFd>,
+        window: Option<OwnedFd>,
     ) -> Result<(Session, ChannelFds), v1::Refusal> {
-        let bytes = worker.ring_bytes;
-        let export = match (worker.cuda, ring) {
-            (
-                Some(CudaExport {
-                    uuid,
-                    handle,
-                    offset,
-                }),
-                _,
-            ) => RingExport::Cuda {
-                uuid,
-                handle,
-                offset,
-                bytes,
-            },
-            (None, Some(fd)) => RingExport::Host { fd, bytes },
-            (None, None) => {
-                return Err(refuse(
-                    Reason::DeviceUnavailable,
-                    "the ring's descriptor is missing",
-                ));
-            }
-        };
-        let device = self.device(worker.device);
-        let device = device
-            .ok_or_else(|| refuse(Reason::DeviceUnavailable, "there is no such device here"))?;
-        let ring = device
-            .open_ring(export)
-            .map_err(|error| refuse_ring(&error))?;
-        ring.self_test().map_err(|error| refuse_ring(&error))?;
+        let ring = self.open_window(worker, window)?;
+        let Plan { mode, why, .. } = worker.plan();
+        tracing::info!(session = %worker.session, %mode, why, "The window is open");
+        if mode == TransferMode::Engine && worker.device == DeviceKind::Cuda {
+            self.touch_arena();
+        }
         let internal = |what: &dyn std::fmt::Display| {
             tracing::error!("A channel could not be made: {what}");
             refuse(Reason::NotReady, "the daemon could not make a channel")
@@ -258,6 +238,7 @@ impl Service {
             channel,
             channel_bytes: map.len(),
             doorbell,
+            mode,
         };
         let session = Session::new(Arc::clone(self), Arc::clone(worker), end, listener, ring);
         Ok((session, fds))
@@ -346,7 +327,11 @@ impl Attachment {
 }
 
 /// Everything that a worker says of itself.
-fn check(request: v1::AttachRequest, peer: &Peer) -> Result<Profile, v1::Refusal> {
+fn check(
+    request: v1::AttachRequest,
+    peer: &Peer,
+    wants: &[TransferMode],
+) -> Result<Profile, v1::Refusal> {
     let instance: Option<[u8; 16]> = request.instance.as_ref().try_into().ok();
     let Some(instance) = instance.map(InstanceId::from_bytes) else {
         return Err(refuse(Reason::BadIdentity, "an instance has 16 bytes"));
@@ -395,12 +380,6 @@ fn check(request: v1::AttachRequest, peer: &Peer) -> Result<Profile, v1::Refusal
         );
         return Err(refuse(Reason::RingTooSmall, text));
     }
-    if !request.modes().any(|mode| mode == v1::TransferMode::Ipc) {
-        return Err(refuse(
-            Reason::NoCommonMode,
-            "this version knows the mode ipc only",
-        ));
-    }
     let device = match ring.device() {
         v1::DeviceKind::Host => DeviceKind::Host,
         v1::DeviceKind::Cuda => DeviceKind::Cuda,
@@ -412,8 +391,9 @@ fn check(request: v1::AttachRequest, peer: &Peer) -> Result<Profile, v1::Refusal
         }
     };
     let cuda = match device {
-        DeviceKind::Cuda => Some(cuda_export(ring)?),
-        DeviceKind::Host => None,
+        // A worker that allows engine only may be unable to export its ring.
+        DeviceKind::Cuda if wants.contains(&TransferMode::Ipc) => Some(cuda_export(ring)?),
+        DeviceKind::Cuda | DeviceKind::Host => None,
     };
     let short = |text: &String| text.chars().take(MAX_TEXT).collect::<String>();
     let versions: BTreeMap<String, String> = request

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::limits::Limits;
 use super::saving::Saving;
+use crate::types::TransferMode;
 
 /// Settings of the service. Every field has a safe default.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,6 +22,12 @@ pub struct Config {
     /// characters. Without one, nobody attaches over TCP. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
+    /// Transfer modes that workers may get: `ipc` (the daemon copies from and to their rings) and
+    /// `engine` (they copy themselves, by way of host memory). Default: both.
+    pub modes: Vec<TransferMode>,
+    /// Threads that copy between host memory of workers (all of mode `engine`) and the RAM tier; half of
+    /// the processors at most. Default: 8.
+    pub copy_threads: usize,
     /// How often both ends of a session's stream say something. Default: `1s`.
     #[serde(with = "humantime_serde")]
     pub heartbeat: Duration,
@@ -94,6 +101,8 @@ impl Default for Config {
             fd_socket: PathBuf::from("/run/engram/fd.sock"),
             allow_uids: Vec::new(),
             token_file: None,
+            modes: TransferMode::ALL.to_vec(),
+            copy_threads: 8,
             heartbeat: Duration::from_secs(1),
             max_workers: 64,
             max_prompt_tokens: 2 << 20,
@@ -144,6 +153,12 @@ impl Config {
             beat.contains(&self.heartbeat),
             "heartbeat",
             "not between 10ms and 60s",
+        );
+        check(!self.modes.is_empty(), "modes", "must not be empty");
+        check(
+            (1..=64).contains(&self.copy_threads),
+            "copy_threads",
+            "not between 1 and 64",
         );
         check(self.max_workers > 0, "max_workers", "must not be 0");
         check(

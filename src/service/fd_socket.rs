@@ -121,8 +121,8 @@ async fn shake(
         }
     };
     let session = SessionId::from_bytes(request.session);
-    let (other, secret, ring) = (Arc::clone(service), request.secret, request.ring);
-    let bind = move || other.bind_ring(session, &secret, ring, &peer);
+    let (other, secret, window) = (Arc::clone(service), request.secret, request.window);
+    let bind = move || other.bind_ring(session, &secret, window, &peer);
     let bound = tokio::task::spawn_blocking(bind).await;
     let bound = bound.unwrap_or_else(|_| Err(refuse(Reason::NotReady, "the daemon failed")));
     match bound {
@@ -131,7 +131,7 @@ async fn shake(
                 channel: std::os::fd::AsFd::as_fd(&fds.channel),
                 channel_bytes: fds.channel_bytes,
                 doorbell: std::os::fd::AsFd::as_fd(&fds.doorbell),
-                arena: None,
+                mode: fds.mode,
             };
             let granted = handshake::grant(stream, grant).await;
             if granted.is_err() {

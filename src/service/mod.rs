@@ -43,6 +43,7 @@ mod latch;
 mod lease;
 pub mod limits;
 pub mod metrics;
+mod modes;
 mod mover;
 mod orders;
 mod peer;
@@ -67,13 +68,14 @@ mod startup;
 mod tests;
 mod trouble;
 mod unsaved;
+mod window;
 mod worker_rows;
 mod workers;
 mod write_down;
 mod write_names;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -176,6 +178,8 @@ pub struct Service {
     counted_at: Mutex<Duration>,
     /// Places of exports and imports.
     portable: Arc<Semaphore>,
+    /// The arena's pages are fetched ahead, once copies by this process are to be fast.
+    touched: Once,
     lease: AtomicU64,
     stopping: AtomicBool,
     /// The floor of the disk's free space was changed, and not looked at since.
@@ -263,6 +267,7 @@ impl Service {
             retain_at: Mutex::default(),
             counted_at: Mutex::default(),
             portable: Arc::new(Semaphore::new(portable::AT_ONCE)),
+            touched: Once::new(),
             lease: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             floor_changed: AtomicBool::new(false),

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::types::{Fingerprint, InstanceId, SessionId};
+use crate::types::{Fingerprint, InstanceId, SessionId, TransferMode};
 
 /// One attached worker.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -20,8 +20,10 @@ pub struct WorkerRow {
     pub model_name: String,
     /// What its states are interchangeable with; `None` while its weights change.
     pub fingerprint: Option<Fingerprint>,
-    /// `ipc` or `engine`.
-    pub mode: &'static str,
+    /// Who copies between its ring and memory that the daemon reaches.
+    pub mode: TransferMode,
+    /// Why it is this mode, for people.
+    pub mode_why: String,
     /// `host` or `cuda`.
     pub device: &'static str,
     /// Size of its staging ring.

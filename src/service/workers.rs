@@ -12,6 +12,7 @@ use super::api::{BreakEven, CostRow, WorkerLoad, WorkerRow};
 use super::attach::model_of;
 use super::core::Model;
 use super::cost::{Costs, Sizes, break_even};
+use super::modes::Plan;
 use super::orders::Orders;
 use super::refusals::Asker;
 use crate::device::DeviceKind;
@@ -33,6 +34,7 @@ pub struct Worker {
     pub(super) geometry: Geometry,
     pub(super) device: DeviceKind,
     pub(super) cuda: Option<CudaExport>,
+    /// Of the ring, and of the window.
     pub(super) ring_bytes: u64,
     pub(super) page_size: u32,
     pub(super) versions: BTreeMap<String, String>,
@@ -55,6 +57,7 @@ struct Live {
     model: Option<Arc<Model>>,
     epoch: u64,
     load: Option<WorkerLoad>,
+    plan: Plan,
     bound: bool,
     counts: (usize, usize, usize),
 }
@@ -109,7 +112,12 @@ impl Stop {
 // === impl Worker ===
 
 impl Worker {
-    pub(super) fn new(profile: Profile, attached_at: Millis, bind_by: Duration) -> Self {
+    pub(super) fn new(
+        profile: Profile,
+        plan: Plan,
+        attached_at: Millis,
+        bind_by: Duration,
+    ) -> Self {
         let Profile {
             instance,
             shard,
@@ -128,6 +136,7 @@ impl Worker {
             model: Some(model),
             epoch,
             load: None,
+            plan,
             bound: false,
             counts: (0, 0, 0),
         };
@@ -170,6 +179,16 @@ impl Worker {
 
     pub(super) fn is_bound(&self) -> bool {
         self.live.lock().bound
+    }
+
+    /// How its bytes move, and why so.
+    pub(super) fn plan(&self) -> Plan {
+        self.live.lock().plan.clone()
+    }
+
+    /// They move otherwise.
+    pub(super) fn set_plan(&self, plan: Plan) {
+        self.live.lock().plan = plan;
     }
 
     /// The bind came to nothing: it may be tried again.
@@ -254,7 +273,8 @@ impl Worker {
             attn_tp_rank: self.shard.rank,
             model_name: self.identity.display_name.clone(),
             fingerprint: live.model.as_ref().map(|model| model.fingerprint),
-            mode: "ipc",
+            mode: live.plan.mode,
+            mode_why: live.plan.why.clone(),
             device: self.device.as_str(),
             ring_bytes: self.ring_bytes,
             page_size: self.page_size,

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::daemon::Daemon;
 use super::http::{Answer, Place};
 use super::process::Process;
-use super::wait_for;
+use super::{MODE, wait_for};
 
 /// A running engine. After a kill it can be started again with the same arguments.
 pub struct Engine {
@@ -203,6 +203,8 @@ fn spawn(folder: &Path, args: &[String]) -> (Process, Place) {
         "127.0.0.1:0",
         "--announce",
         announced.to_str().unwrap(),
+        "--mode",
+        MODE.as_str(),
     ];
     let args: Vec<&str> = fixed
         .into_iter()

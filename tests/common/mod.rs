@@ -15,6 +15,23 @@ pub mod worker;
 
 use std::time::{Duration, Instant};
 
+use engram::types::TransferMode;
+
+/// How bytes of workers move in this test: `mode_engine` compiles others anew.
+pub const MODE: TransferMode = mode();
+
+const fn mode() -> TransferMode {
+    let (here, there) = (module_path!().as_bytes(), b"mode_engine::");
+    let mut at = 0;
+    while at < there.len() {
+        if at >= here.len() || here[at] != there[at] {
+            return TransferMode::Ipc;
+        }
+        at += 1;
+    }
+    TransferMode::Engine
+}
+
 /// Long enough for a slow machine under load; nothing waits for it when all is well.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -36,6 +36,22 @@ from engram_sglang.settings import Settings  # noqa: E402
 BINARY = pathlib.Path(os.environ.get("ENGRAM_BIN", ROOT / "target" / "release" / "engram"))
 OUT = pathlib.Path(os.environ.get("OUT", "."))
 STATE, KV = layout.Piece.STATE, layout.Piece.KV
+ARGV = list(sys.argv)
+# Bytes that a worker of mode engine carries at once.
+_AT_ONCE = 32 << 20
+
+
+def _mode() -> str:
+    """The transfer mode: `--mode auto|ipc|engine`, which every script takes, or else `ENGRAM_MODE`, by which SGLang gets it."""
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    if "--mode" in sys.argv[: end - 1]:
+        at = sys.argv.index("--mode")
+        os.environ["ENGRAM_MODE"] = sys.argv[at + 1]
+        del sys.argv[at : at + 2]
+    return Settings.from_env().mode
+
+
+MODE = _mode()
 
 
 def arguments() -> tuple[list[str], list[str]]:
@@ -151,7 +167,8 @@ def drop_caches() -> bool:
 
 def write_results(name: str, rows: list[dict[str, Any]], title: str, notes: str = "", show: bool = True) -> None:
     """`name`.json and `name`.md: one table, with the command that made it. Rows may lack columns."""
-    command = " ".join([pathlib.Path(sys.executable).name, *sys.argv])
+    command = " ".join([pathlib.Path(sys.executable).name, *ARGV])
+    name += "-engine" if MODE == "engine" else ""
     (OUT / f"{name}.json").write_text(json.dumps({"command": command, "notes": notes, "rows": rows}, indent=1))
     columns = list(dict.fromkeys(column for row in rows for column in row))
     lines = [f"# {title}", "", f"`{command}`", ""] + ([notes, ""] if notes else [])
@@ -239,6 +256,16 @@ def vram() -> dict[int, int]:
     return used
 
 
+def _copier(ring: Any) -> Any:
+    from engram_sglang.copier import HostCopier
+
+    if ring.fd is not None:
+        return HostCopier()
+    from engram_sglang.cuda import CudaCopier
+
+    return CudaCopier(ring.bytes.device)
+
+
 class Worker:
     """One attached worker with a state of `state_bytes` and KV of `row_bytes` a token, or with the shapes of `pools`."""
 
@@ -260,7 +287,7 @@ class Worker:
             fixed.kv.extend(pb.KvLayer(layer=k.layer, dtype=k.dtype, heads=k.heads, k_head_dim=k.k_head_dim, v_head_dim=k.v_head_dim) for k in pools.kv)
             state_bytes, row_bytes = pools.state_bytes, pools.row_bytes
         self.state_bytes, self.row_bytes = state_bytes, row_bytes
-        self.link = Link(Settings(daemon=daemon.target, retry_ms=50), lambda r: r.MergeFrom(fixed), ring_bytes, new_ring)
+        self.link = Link(Settings(daemon=daemon.target, retry_ms=50, mode=MODE), lambda r: r.MergeFrom(fixed), ring_bytes, new_ring)
         self.link.weights = Weights(1, weights or os.urandom(32))
         self.link.start()
         end = time.monotonic() + 60
@@ -270,6 +297,9 @@ class Worker:
             assert time.monotonic() < end, f"no session: {self.link.state} {self.link.reason}"
             time.sleep(0.001)
         self.session, self.ring, self.numbers = session, session.ring, 0
+        self.carrier = session.carrier
+        self.copier: Any = None if self.carrier is None else _copier(self.ring)
+        assert MODE in ("auto", self.link.mode)
 
     def close(self) -> None:
         self.session.left.set()
@@ -321,12 +351,40 @@ class Worker:
         if kv:
             first, last = kv[0][2], kv[-1][2] + kv[-1][3]
             said.append(message(number, KV, 0, len(kv), first, last - first))
+        if self.carrier is not None and message is layout.Drain:
+            said = self.carry_out(number, parts)
         self.say(*said)
-        left = len(parts)
+        left, last = len(parts), None
         while left:
             answered = self.hear(answer)
             assert answered.status == layout.Status.OK, answered
             left -= answered.count
+            if self.carrier is not None and message is layout.Fill:
+                first = answered.index + (answered.piece == KV)
+                places = [(at, size) for *_, at, size in parts[first : first + answered.count]]
+                last = self.copier.carry(lambda places=places: self.carrier.into(places), None, inward=True)
+        while last is not None and not last.done():
+            pass
+
+    def carry_out(self, number: int, parts: list[tuple[Any, int, int, int]]) -> list[Any]:
+        """Copies parts into the window, some at a time, and says so as they are there; what is left to be said."""
+        groups, event = [[parts[0]]], self.copier.submit(lambda: None, before_next=False)
+        for part in parts[1:]:
+            first = groups[-1][0]
+            if first[0] == STATE or part[2] + part[3] - first[2] > _AT_ONCE:
+                groups.append([])
+            groups[-1].append(part)
+        under_way = []
+        for group in groups:
+            (kind, index, block, _), (*_, at, size) = group[0], group[-1]
+            places = [(block, at + size - block)]
+            carried = self.copier.carry(lambda places=places: self.carrier.out(places), event, inward=False)
+            under_way.append((carried, layout.Drain(number, kind, index, len(group), *places[0])))
+        for carried, message in under_way:
+            while not carried.done():
+                pass
+            self.say(message)
+        return []
 
     def save(self, tokens: array[int], before: Callable[[Any], None] = lambda parts: None) -> tuple[float, float, int]:
         """Saves what lies in the ring. Seconds from the first Drain to the last Drained, and to Saved; and bytes."""

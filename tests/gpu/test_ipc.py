@@ -1,4 +1,5 @@
-"""The daemon and a ring in GPU memory: bytes, memory, and the death of the worker at any time.
+"""The daemon and a ring in GPU memory: bytes, memory, and the death of the worker at any time; in mode `engine` the daemon
+must not take any of the GPU's memory.
 
 Run as `ENGRAM_BIN=... python tests/gpu/test_ipc.py`. Needs a GPU, torch, grpcio and nvidia-smi. With `--host` it runs
 over a ring in host memory, which checks the script itself where there is no GPU.
@@ -19,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from common import Daemon, Worker, vram
+from common import MODE, Daemon, Worker, vram
 
 HOST = "--host" in sys.argv
 MIB = 1 << 20
@@ -68,6 +69,8 @@ def round_trip(daemon: Daemon, state: int, row: int, count: int) -> None:
 
     worker.restore(tokens(state % 1000 + 1, count), compare)
     worker.close()
+    if MODE == "engine" and not HOST:
+        assert daemon.process is not None and vram().get(daemon.process.pid, 0) == 0, "the daemon took memory of the GPU"
     print(f"bytes equal: state {state}, {count} tokens of {row} bytes", flush=True)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Union
 
 from ._codec import Cursor, bool_, put_str, put_u32s, put_u64s, raw
 
-VERSION = 3
+VERSION = 4
 MAGIC = 0x3148434d52474e45
 HEADER_BYTES = 4096
 UP_CAPACITY = 16777216
@@ -61,7 +61,7 @@ HEADER_WORKER_CLOSED = 328
 HANDSHAKE_MAGIC = 0x3144464d52474e45
 HANDSHAKE_SELF_TEST_BYTES = 65536
 HANDSHAKE_MAX_REASON_BYTES = 1024
-HANDSHAKE_MAX_DESCRIPTORS = 3
+HANDSHAKE_MAX_DESCRIPTORS = 2
 
 
 class AbortReason(enum.IntEnum):
@@ -297,7 +297,7 @@ class HandshakeRequest(NamedTuple):
         )
 
 
-_HANDSHAKEREPLY_0 = struct.Struct("<QIIIQQ")
+_HANDSHAKEREPLY_0 = struct.Struct("<QIIIQI")
 
 
 class HandshakeReply(NamedTuple):
@@ -309,12 +309,12 @@ class HandshakeReply(NamedTuple):
     version: int
     # 0, or a `Refusal.Reason`.
     status: int
-    # Descriptors that come with it: 0, 2 or 3.
+    # Descriptors that come with it: 0 or 2.
     descriptors: int
     # Size of the channel's memory.
     channel_bytes: int
-    # Size of the arena's memory; 0 unless the mode is ENGINE.
-    arena_bytes: int
+    # A `TransferMode` of engram.proto; 0 unless the status is 0.
+    mode: int
     # For people: why the status is not 0.
     reason: str
 
@@ -327,7 +327,7 @@ class HandshakeReply(NamedTuple):
                 self.status,
                 self.descriptors,
                 self.channel_bytes,
-                self.arena_bytes,
+                self.mode,
             )
             + put_str(self.reason)
         )
@@ -336,7 +336,7 @@ class HandshakeReply(NamedTuple):
     def decode(cls, data: bytes) -> HandshakeReply:
         """Reads a whole body, or raises DecodeError."""
         body = Cursor("HandshakeReply", data)
-        (magic, version, status, descriptors, channel_bytes, arena_bytes,) = body.fixed("magic", _HANDSHAKEREPLY_0)
+        (magic, version, status, descriptors, channel_bytes, mode,) = body.fixed("magic", _HANDSHAKEREPLY_0)
         reason = body.str("reason")
         body.end()
         return cls(
@@ -345,7 +345,7 @@ class HandshakeReply(NamedTuple):
             status,
             descriptors,
             channel_bytes,
-            arena_bytes,
+            mode,
             reason,
         )
 
@@ -555,7 +555,7 @@ _FILL_0 = struct.Struct("<QIIIQQ")
 
 
 class Fill(NamedTuple):
-    """Copy a run of pieces of a leased snapshot into the ring."""
+    """Copy a run of pieces of a leased snapshot into the window."""
 
     # The lease.
     lease: int
@@ -565,7 +565,7 @@ class Fill(NamedTuple):
     index: int
     # How many, at least 1.
     count: int
-    # Where in the ring the first one is to start, in bytes.
+    # Where in the window the first one is to start, in bytes.
     ring_offset: int
     # From there to the end of the last one.
     bytes: int
@@ -683,7 +683,7 @@ _DRAIN_0 = struct.Struct("<QIIIQQ")
 
 
 class Drain(NamedTuple):
-    """A run of wanted pieces lies whole in the ring (the gather's event is done)."""
+    """A run of wanted pieces lies whole in the window (the events of its copies are done)."""
 
     # The save.
     save: int
@@ -693,7 +693,7 @@ class Drain(NamedTuple):
     index: int
     # How many, at least 1.
     count: int
-    # Where in the ring the first one starts, in bytes.
+    # Where in the window the first one starts, in bytes.
     ring_offset: int
     # From there to the end of the last one.
     bytes: int
@@ -942,7 +942,7 @@ _FILLED_0 = struct.Struct("<QIIII")
 
 
 class Filled(NamedTuple):
-    """Answer to Fill. With `ok`, these pieces are in the ring."""
+    """Answer to Fill. With `ok`, these pieces are in the window."""
 
     # The lease.
     lease: int
@@ -1057,7 +1057,7 @@ _DRAINED_0 = struct.Struct("<QIIII")
 
 
 class Drained(NamedTuple):
-    """Answer to Drain: the room of these pieces in the ring is the worker's again."""
+    """Answer to Drain: the room of these pieces in the window is the worker's again."""
 
     # The save.
     save: int

@@ -1,12 +1,16 @@
-"""The staging ring in a GPU's memory, and copies between it and the pools, on an NVIDIA GPU.
+"""The staging ring in a GPU's memory, and copies between it and the pools or its window, on an NVIDIA GPU.
 
 The ring is an allocation of its own, made with the driver: its IPC handle shows the daemon the ring and
 nothing else. Taking memory, exporting it and the self-test happen on the link thread, on a stream of the
 ring's own, and never in the way of what SGLang captures or computes.
 
-Copies run on a side stream. A copy waits for all that SGLang queued so far, by events on the device; with
+In mode engine the window's memory is registered with the driver by the link thread too, in small steps: each keeps
+other calls of the driver waiting for some milliseconds.
+
+Copies from and to the pools run on a side stream. A copy waits for all that SGLang queued so far, by events on the device; with
 `before_next` SGLang's streams wait for the copy likewise, and so they do for what was queued of a copy that
-raised. The scheduler thread waits for nothing: it asks whether events are over.
+raised. Copies between ring and window have a stream for each direction, which waits for nothing but the gather before a
+copy out. The scheduler thread waits for nothing: it asks whether events are over.
 """
 
 from __future__ import annotations
@@ -20,9 +24,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import _channel_layout as layout
+from .carrier import Carrier
 from .copier import Event
 from .handshake import self_test_pattern
-from .ring import NoRing, RingSpace
+from .ring import NoRing, RingSpace, Window
 
 _GRAIN = 2 << 20
 _NON_BLOCKING = 1
@@ -32,6 +37,9 @@ _HANDLE_BYTES = 64
 _LAST_COPIES_S = 10.0
 _OUT_OF_MEMORY = 2
 _EVENTS = 256
+# Bytes of a window that are registered at once.
+_STEP = 32 << 20
+_PORTABLE = 1
 
 
 class CudaFailed(Exception):
@@ -102,6 +110,14 @@ class Driver:
         self._call("cuMemGetAddressRange_v2", ctypes.byref(start), ctypes.byref(size), ctypes.c_uint64(address))
         return bytes(handle.reserved), address - start.value
 
+    def register(self, address: int, size: int) -> None:
+        """Memory of this process from and to which the GPU may copy by itself."""
+        self._call("cuMemHostRegister_v2", ctypes.c_void_p(address), ctypes.c_size_t(size), _PORTABLE)
+
+    def unregister(self, address: int) -> None:
+        """The start of what was registered at once."""
+        self._call("cuMemHostUnregister", ctypes.c_void_p(address))
+
     def stream(self) -> ctypes.c_void_p:
         stream = ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
@@ -109,6 +125,18 @@ class Driver:
 
     def end_stream(self, stream: ctypes.c_void_p) -> None:
         self._call("cuStreamDestroy_v2", stream)
+
+    def copy_out(self, host: int, address: int, size: int, stream: ctypes.c_void_p) -> None:
+        """From the GPU to registered memory, and waits for it."""
+        to, size_ = ctypes.c_void_p(host), ctypes.c_size_t(size)
+        self._call("cuMemcpyDtoHAsync_v2", to, ctypes.c_uint64(address), size_, stream)
+        self._call("cuStreamSynchronize", stream)
+
+    def copy_in(self, address: int, host: int, size: int, stream: ctypes.c_void_p) -> None:
+        """The other way round."""
+        source, size_ = ctypes.c_void_p(host), ctypes.c_size_t(size)
+        self._call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), source, size_, stream)
+        self._call("cuStreamSynchronize", stream)
 
     def write(self, address: int, data: bytes, stream: ctypes.c_void_p) -> None:
         """Copies `data` to the GPU, and waits for it."""
@@ -121,6 +149,21 @@ class Driver:
         self._call("cuMemcpyDtoHAsync_v2", out, ctypes.c_uint64(address), ctypes.c_size_t(size), stream)
         self._call("cuStreamSynchronize", stream)
         return out.raw
+
+
+class _Lane:
+    """A stream whose copies tell their end by events that are recorded in turn: who waits for a copy longer than for all
+    of these hears of it later, and never too early. The driver makes an event when it is first recorded."""
+
+    def __init__(self, torch: Any, device: Any, events: int) -> None:
+        self.stream = torch.cuda.Stream(device=device)
+        made = [torch.cuda.Event() for _ in range(events)]
+        for event in made:
+            event.record(self.stream)
+        self._events = itertools.cycle(made)
+
+    def next(self) -> Any:
+        return next(self._events)
 
 
 class _Memory:
@@ -138,6 +181,8 @@ class CudaRing:
     device_kind = 2  # DEVICE_KIND_CUDA
     fd: int | None = None
     outlives_peer = False
+    no_ipc: str | None = None
+    """Why other processes cannot open it, if so."""
 
     def __init__(self, size: int, device: Any, idle: Callable[[], bool] = lambda: True) -> None:
         """`idle`: whether all copies that were queued up to its first call are over. Raises NoRing or CudaFailed."""
@@ -153,11 +198,17 @@ class CudaRing:
             undo.callback(self._driver.free, self._address)
             self._stream = self._driver.stream()
             undo.callback(self._driver.end_stream, self._stream)
-            self.ipc_handle, self.ipc_offset = self._driver.export(self._address)
+            try:
+                self.ipc_handle, self.ipc_offset = self._driver.export(self._address)
+            except CudaFailed as error:
+                # As in some containers. There is another way.
+                self.ipc_handle, self.ipc_offset, self.no_ipc = b"", 0, str(error)
             self.device_uuid = self._driver.uuid()
             self.bytes: Any = torch.as_tensor(_Memory(self._address, self.size), device=device)
             undo.pop_all()
         self.space = RingSpace(self.size)
+        self._window: Window | None = None
+        self._registered: list[int] = []
 
     def _take(self, size: int) -> int:
         try:
@@ -182,6 +233,50 @@ class CudaRing:
             self._driver.write(self._address, bytes(len(found)), self._stream)
         return found == bytes(b ^ 0xFF for b in self_test_pattern())
 
+    def carry(self, window: Window) -> Carrier:
+        """Mode engine: the daemon reaches `window`, which is this ring's from now on. Takes its memory, and proves that the
+        GPU copies from and to it. Raises OSError or NoRing."""
+        self._window = window
+        start = window.bytes.data_ptr()
+        carried = False
+        try:
+            for offset, size in window.take(_STEP):
+                with self._driver.entered():
+                    self._driver.register(start + offset, size)
+                self._registered.append(start + offset)
+            self._prove(start)
+            carried = True
+        except CudaFailed as error:
+            raise NoRing(
+                f"mode engine needs {window.size >> 20} MiB of host memory that the GPU may copy from and to, and the "
+                f"driver gives none ({error}): raise the limit of locked memory (ulimit -l), lower ENGRAM_RING_BYTES, or "
+                f"let the daemon use mode ipc"
+            ) from None
+        finally:
+            if not carried:
+                with self._driver.entered():
+                    self._unregister()
+                self._window = None
+        return Carrier(self.bytes, window.bytes, _STEP)
+
+    def _unregister(self) -> None:
+        while self._registered:
+            with contextlib.suppress(CudaFailed):
+                self._driver.unregister(self._registered.pop())
+
+    def _prove(self, window: int) -> None:
+        """A pattern goes from the ring to the window, and its complement back."""
+        assert self._window is not None, "it is carried"
+        size = layout.HANDSHAKE_SELF_TEST_BYTES
+        self.prepare_self_test()
+        with self._driver.entered():
+            self._driver.copy_out(window, self._address, size, self._stream)
+        out = self._window.turn_self_test()
+        with self._driver.entered():
+            self._driver.copy_in(self._address, window, size, self._stream)
+        if not (out and self.check_self_test()):
+            raise CudaFailed("other bytes came than were sent")
+
     def close(self) -> None:
         """Frees the memory once no copy uses it. May be called again."""
         with self._lock:
@@ -195,16 +290,19 @@ class CudaRing:
             self._driver.end_stream(self._stream)
             # The driver lets what still runs end first.
             self._driver.free(address)
+            self._unregister()
+        if self._window is not None:
+            self._window.close()
 
 
 class _Event:
-    __slots__ = ("_event",)
+    __slots__ = ("event",)
 
     def __init__(self, event: Any) -> None:
-        self._event = event
+        self.event = event
 
     def done(self) -> bool:
-        return bool(self._event.query())
+        return bool(self.event.query())
 
 
 class CudaCopier:
@@ -215,15 +313,12 @@ class CudaCopier:
         import torch
 
         self._torch, self.device, self._forward = torch, device, forward
-        self.side = torch.cuda.Stream(device=device)
+        self._side = _Lane(torch, device, _EVENTS)
+        self.side = self._side.stream
+        self._lanes = [_Lane(torch, device, _EVENTS), _Lane(torch, device, _EVENTS)]
+        """Out and in."""
         # Recorded anew each time: who waits for an event waits for what it was recorded behind by then.
         self._before = [torch.cuda.Event(), torch.cuda.Event()]
-        # These are recorded in turn, too: it is one stream, so that who waits for a copy longer than for all these hears
-        # of it later, and never too early. The driver makes an event when it is first recorded.
-        events = [torch.cuda.Event() for _ in range(_EVENTS)]
-        for event in events:
-            event.record(self.side)
-        self._events = itertools.cycle(events)
 
     def submit(self, copy: Callable[[], None], *, before_next: bool) -> Event:
         cuda = self._torch.cuda
@@ -232,7 +327,7 @@ class CudaCopier:
         for stream, before in zip(streams, self._before):
             before.record(stream)
             side.wait_event(before)
-        event, whole = next(self._events), False
+        event, whole = self._side.next(), False
         # What the context manager does, without looking up again what is known.
         cuda.set_stream(side)
         try:
@@ -247,15 +342,29 @@ class CudaCopier:
                     stream.wait_event(event)
         return _Event(event)
 
+    def carry(self, copy: Callable[[], None], after: Event | None, *, inward: bool) -> Event:
+        cuda, lane = self._torch.cuda, self._lanes[inward]
+        if isinstance(after, _Event):
+            lane.stream.wait_event(after.event)
+        current, event = cuda.current_stream(self.device), lane.next()
+        cuda.set_stream(lane.stream)
+        try:
+            copy()
+        finally:
+            cuda.set_stream(current)
+            event.record(lane.stream)
+        return _Event(event)
+
     def fence(self) -> Callable[[], bool]:
         """Tells whether all that was submitted up to its first call is over. For any thread."""
         made: list[Any] = []
 
         def over() -> bool:
             if not made:
-                event = self._torch.cuda.Event()
-                event.record(self.side)
-                made.append(event)
-            return bool(made[0].query())
+                for lane in (self._side, *self._lanes):
+                    event = self._torch.cuda.Event()
+                    event.record(lane.stream)
+                    made.append(event)
+            return all(event.query() for event in made)
 
         return over

@@ -1,7 +1,7 @@
 """The socket for descriptors, as proto/engram/v1/channel.toml specifies it under [handshake].
 
-The worker says who it is and hands over its ring; the daemon answers with the channel, its doorbell
-and, in mode ENGINE, the arena. The connection then stays open and silent: its end is the session's.
+The worker says who it is and hands over its window, if it has one; the daemon answers with the channel, its doorbell
+and the transfer mode. The connection then stays open and silent: its end is the session's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from . import _channel_layout as layout
 from ._channel_layout import HandshakeReply, HandshakeRequest
 from ._codec import DecodeError
 
-__all__ = ["BadHandshake", "Passed", "Refused", "accept", "connect", "refuse", "reply", "self_test_pattern"]
+MODE_IPC, MODE_ENGINE = 1, 2
+"""`TransferMode` of engram.proto."""
+
+__all__ = ["MODE_ENGINE", "MODE_IPC", "BadHandshake", "Passed", "Refused", "accept", "connect", "refuse", "reply", "self_test_pattern"]
 
 _REQUEST_BYTES = layout._HANDSHAKEREQUEST_0.size
 # Before the reason's text, whose count is the last of them.
@@ -46,14 +49,14 @@ class Passed:
     channel: int
     channel_bytes: int
     doorbell: int
-    arena: int | None
-    arena_bytes: int
+    mode: int
+    """MODE_IPC or MODE_ENGINE."""
 
     def close(self) -> None:
         """Closes all of it, which ends the session."""
         if self.connection is not None:
             self.connection.close()
-        _close([fd for fd in (self.channel, self.doorbell, self.arena) if fd is not None])
+        _close([self.channel, self.doorbell])
 
     def take_connection(self) -> socket.socket:
         """The connection is the caller's now. Once."""
@@ -71,18 +74,18 @@ def connect(
     path: str,
     session: bytes,
     secret: bytes,
-    ring: int | None,
+    window: int | None,
     timeout: float,
     doubtful: Callable[[socket.socket], None] = socket.socket.close,
 ) -> Passed:
-    """The worker's side, within `timeout` seconds in all. `ring` stays the caller's.
+    """The worker's side, within `timeout` seconds in all. `window` stays the caller's.
 
-    `doubtful` gets the connection where the daemon may have taken the ring, or may still do so, without having
+    `doubtful` gets the connection where the daemon may have taken the window or the ring, or may still do so, without having
     answered: what becomes of it shows in the connection's end.
 
     Raises Refused, BadHandshake, or OSError (of which TimeoutError is one).
     """
-    descriptors = [] if ring is None else [ring]
+    descriptors = [] if window is None else [window]
     request = HandshakeRequest(
         layout.HANDSHAKE_MAGIC, layout.VERSION, len(descriptors), session, secret
     ).encode()
@@ -98,17 +101,18 @@ def connect(
             # Of any version: a daemon that refuses the version says so.
             raise Refused(answer.status, answer.reason)
         _check(answer.magic, answer.version, answer.descriptors, received)
-        if len(received) not in (2, 3) or (len(received) == 3) != (answer.arena_bytes > 0):
-            raise BadHandshake(f"{len(received)} descriptors, arena of {answer.arena_bytes} bytes")
+        if len(received) != 2:
+            raise BadHandshake(f"{len(received)} descriptors")
+        if answer.mode not in (MODE_IPC, MODE_ENGINE):
+            raise BadHandshake(f"{answer.mode} is no transfer mode")
         connection.settimeout(None)
-        channel, doorbell, *arena = received
+        channel, doorbell = received
         return Passed(
             connection,
             channel,
             answer.channel_bytes,
             doorbell,
-            arena[0] if arena else None,
-            answer.arena_bytes,
+            answer.mode,
         )
     except Refused:
         _close(received)
@@ -121,7 +125,7 @@ def connect(
 
 
 def accept(connection: socket.socket, timeout: float) -> tuple[HandshakeRequest, int | None]:
-    """The daemon's side, for tests: the request, and the ring if one came."""
+    """The daemon's side, for tests: the request, and the window if one came."""
     received: list[int] = []
     try:
         data = _read(connection, _REQUEST_BYTES, received, time.monotonic() + timeout)
@@ -131,7 +135,7 @@ def accept(connection: socket.socket, timeout: float) -> tuple[HandshakeRequest,
             raise BadHandshake(str(error)) from None
         _check(request.magic, request.version, request.descriptors, received)
         if len(received) > 1:
-            raise BadHandshake("more than one ring")
+            raise BadHandshake("more than one window")
         return request, received[0] if received else None
     except BaseException:
         _close(received)
@@ -143,13 +147,12 @@ def reply(
     channel: int,
     channel_bytes: int,
     doorbell: int,
-    arena: int | None = None,
-    arena_bytes: int = 0,
+    mode: int = MODE_IPC,
 ) -> None:
     """The daemon's side, for tests: hands the descriptors over, which stay the caller's."""
-    descriptors = [channel, doorbell] + ([] if arena is None else [arena])
+    descriptors = [channel, doorbell]
     answer = HandshakeReply(
-        layout.HANDSHAKE_MAGIC, layout.VERSION, 0, len(descriptors), channel_bytes, arena_bytes, ""
+        layout.HANDSHAKE_MAGIC, layout.VERSION, 0, len(descriptors), channel_bytes, mode, ""
     )
     _send(connection, answer.encode(), descriptors)
 

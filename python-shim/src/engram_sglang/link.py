@@ -8,6 +8,10 @@ channel that it handed over.
 State. `Link.session` is made by the thread and taken by the scheduler (`take`). Either side ends it:
 `Session.lost` is set by the thread, `Session.left` by the scheduler.
 
+The mode. The worker says which transfer modes it can do, and the daemon which it is to be, twice: at Attach, and
+after it tried to open the ring (proto/engram/v1/channel.toml, "Modes"). In mode engine the daemon reaches a window instead of
+the ring; its memory is taken and registered here, before the scheduler hears of the session.
+
 The ring. It is memory that SGLang might use, so it is taken only once a daemon answers, and kept over tries
 that never showed it to one. When a session ends, a ring on a GPU is *parked*: freeing memory that another process
 has open is undefined, and a daemon that was stopped may wake up and still write to it. It is freed when the
@@ -34,8 +38,10 @@ from typing import Any
 
 from . import _channel_layout as layout
 from . import handshake
+from .carrier import Carrier
 from .channel import BadChannel, WorkerEnd, check_doorbell
-from .ring import HostRing, NoRing
+from .handshake import MODE_ENGINE, MODE_IPC
+from .ring import HostRing, NoRing, Window
 from .settings import Settings
 
 log = logging.getLogger(__name__)
@@ -78,8 +84,12 @@ class Weights:
 class Session:
     """One attachment, as the scheduler thread uses it."""
 
-    def __init__(self, end: WorkerEnd, doorbell: int, ring: Any, weights: Weights, passed: Any = None) -> None:
+    def __init__(
+        self, end: WorkerEnd, doorbell: int, ring: Any, weights: Weights, passed: Any = None, carrier: Carrier | None = None
+    ) -> None:
         self.end, self.doorbell, self.ring, self.weights = end, doorbell, ring, weights
+        self.carrier = carrier
+        """In mode engine: who copies between the ring and what the daemon reaches."""
         self.work: deque[Any] = deque()
         """Daemon-originated work, in order."""
         self.lost = False
@@ -171,6 +181,8 @@ class Link:
         self.state = "absent"
         """For people: absent, attached, refused or closed."""
         self.reason = ""
+        self.mode = ""
+        """Of the last session: ipc or engine."""
         self._session: Session | None = None
         self._spare: Any = None
         self._parked: list[Parked] = []
@@ -256,9 +268,9 @@ class Link:
             self._parked.remove(parked)
             parked.free()
 
-    def _park(self, ring: Any, connection: socket.socket | None) -> None:
-        """The session of this ring is over."""
-        if ring.outlives_peer or connection is None:
+    def _park(self, ring: Any, connection: socket.socket | None, unseen: bool) -> None:
+        """The session of this ring is over. `unseen`: the daemon never had a way to it."""
+        if ring.outlives_peer or unseen or connection is None:
             if connection is not None:
                 connection.close()
             ring.close()
@@ -290,6 +302,9 @@ class Link:
                 return f"no daemon answers at {self._settings.daemon}"
             # One that no daemon ever opened may be used again; taking memory is not cheap everywhere.
             ring, self._spare = self._spare or self._new_ring(self._ring_bytes), None
+            window: Window | None = None
+            carrier: Carrier | None = None
+            unseen = False
             # Where the daemon may have the ring open, what shows its end.
             shown: list[socket.socket | None] = []
             try:
@@ -297,13 +312,24 @@ class Link:
                 weights = self.weights
                 if weights.digest is None:
                     return "the weights are being changed"
-                answer = stub.Attach(self._attach_request(pb, ring, weights), timeout=_CALL_S)
+                modes = self._modes(ring)
+                answer = stub.Attach(self._attach_request(pb, ring, weights, modes), timeout=_CALL_S)
                 if answer.WhichOneof("result") != "attached":
                     return self._refused(answer.refusal)
                 attached = answer.attached
-                if attached.channel_version != layout.VERSION or attached.mode != pb.TRANSFER_MODE_IPC:
+                if attached.channel_version != layout.VERSION or attached.mode not in modes:
                     raise RefusedForGood("the daemon chose a channel or a mode that this worker does not have")
-                session = self._bind(attached, ring, weights, shown.append)
+                unseen = attached.mode == MODE_ENGINE
+                # A ring on a device may turn out to be out of the daemon's reach.
+                if unseen or (MODE_ENGINE in modes and ring.fd is None):
+                    window = Window(ring.size)
+                    if unseen:
+                        carrier = ring.carry(window)
+                session = self._bind(attached, ring, (window, carrier), weights, shown.append)
+                if session.carrier is None and window is not None:
+                    # It was not needed, and none of its pages was.
+                    window.close()
+                    window = None
                 try:
                     return self._keep(pb, stub, attached, session)
                 finally:
@@ -319,10 +345,14 @@ class Link:
                     if session.left.is_set():
                         session.close()
             finally:
+                if window is not None:
+                    window.close()
                 if shown:
-                    self._park(ring, shown[0])
-                else:
+                    self._park(ring, shown[0], unseen)
+                elif carrier is None:
                     self._spare = ring
+                else:
+                    ring.close()
 
     def _answers(self, pb: Any, admin: Any) -> bool:
         """Whether a daemon is there; what it answers is all the same."""
@@ -335,9 +365,18 @@ class Link:
             return code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
         return True
 
-    def _attach_request(self, pb: Any, ring: Any, weights: Weights) -> Any:
+    def _modes(self, ring: Any) -> list[int]:
+        """What this worker can do, best first."""
+        wish = self._settings.mode
+        if wish == "ipc" and ring.no_ipc is not None:
+            raise NoRing(f"the staging ring cannot be shown to other processes ({ring.no_ipc}), and ENGRAM_MODE is ipc")
+        if wish == "engine" or ring.no_ipc is not None:
+            return [MODE_ENGINE]
+        return [MODE_IPC] if wish == "ipc" else [MODE_IPC, MODE_ENGINE]
+
+    def _attach_request(self, pb: Any, ring: Any, weights: Weights, modes: list[int]) -> Any:
         request = pb.AttachRequest(
-            protocol=PROTOCOL, channel_version=layout.VERSION, epoch=weights.epoch, modes=[pb.TRANSFER_MODE_IPC]
+            protocol=PROTOCOL, channel_version=layout.VERSION, epoch=weights.epoch, modes=modes
         )
         self._request(request)
         request.model.weights_digest = weights.digest
@@ -361,14 +400,29 @@ class Link:
         return text
 
     def _bind(
-        self, attached: Any, ring: Any, weights: Weights, doubtful: Callable[[socket.socket], None]
+        self, attached: Any, ring: Any, window: tuple[Window | None, Carrier | None], weights: Weights,
+        doubtful: Callable[[socket.socket], None],
     ) -> Session:
-        """Hands the ring over. `doubtful`: see `handshake.connect`."""
-        ring.prepare_self_test()
-        passed = handshake.connect(attached.fd_socket, attached.session, attached.secret, ring.fd, _CALL_S, doubtful)
+        """Hands the window over, or the ring. `window`: with its carrier if the mode is engine already. `doubtful`: see
+        `handshake.connect`."""
+        memory, carrier = window
+        for tested in (ring if carrier is None else None, memory):
+            if tested is not None:
+                tested.prepare_self_test()
+        shown = ring.fd if memory is None else memory.fd
+        passed = handshake.connect(attached.fd_socket, attached.session, attached.secret, shown, _CALL_S, doubtful)
         try:
-            if not ring.check_self_test():
+            if passed.mode == MODE_IPC and carrier is None:
+                tested = ring
+            elif passed.mode == MODE_ENGINE and memory is not None:
+                tested = memory
+            else:
+                raise BadChannel("the daemon chose a mode that this worker does not have")
+            if not tested.check_self_test():
                 raise BadChannel("the daemon did not answer the self-test")
+            if tested is memory and carrier is None:
+                carrier = ring.carry(memory)
+            self.mode = "ipc" if carrier is None else "engine"
             check_doorbell(passed.doorbell)
             end = WorkerEnd.open(passed.channel, passed.channel_bytes)
             # So that the scheduler thread meets no page of it for the first time.
@@ -382,7 +436,7 @@ class Link:
             end.memory.close()
             passed.close()
             raise BadChannel("the channel belongs to another session")
-        return Session(end, passed.doorbell, ring, weights, passed)
+        return Session(end, passed.doorbell, ring, weights, passed, carrier)
 
     def _keep(self, pb: Any, stub: Any, attached: Any, session: Session) -> str:
         """Beats until somebody ends the session."""
@@ -410,7 +464,7 @@ class Link:
 
         listener = threading.Thread(target=listen, name="engram-listen", daemon=True)
         listener.start()
-        self._say("attached", "")
+        self._say("attached", f"mode {self.mode}")
         self._session = session
         every = max(attached.heartbeat_ms, 100) / 1000 / 2
         try:

@@ -19,6 +19,7 @@ import numpy as np
 
 from ._channel_layout import RUN_ALIGN
 from ._channel_layout import Piece as Kind
+from .carrier import Place
 from .channel import Broken
 from .copier import Event
 
@@ -74,6 +75,10 @@ class Parts:
         """How many pieces from `first` on fit into so many bytes, whole units each."""
         return bisect.bisect_right(self.offsets, self.offsets[first] + room) - 1 - first
 
+    def place(self, run: Run, first: int, count: int) -> Place:
+        """Where `count` pieces of a run of KV lie in the ring, from piece `first` on."""
+        return run.block + self.offsets[first] - self.offsets[run.index], self.room(first, count)
+
     def whole(self, run: Run, base: int) -> Any:
         """What to copy of the pieces of a run, none of which overlaps another: all of it, from the rows of an index whose
         first row is that of token `base`. A row for each, see `pools`."""
@@ -106,21 +111,47 @@ class Parts:
 class Run:
     """Pieces that move together: `count` from number `index` on, in the ring from `block` on."""
 
-    __slots__ = ("block", "bytes", "count", "event", "index", "kind", "lent", "open")
+    __slots__ = ("block", "bytes", "came", "count", "event", "index", "kind", "lent", "open")
 
     def __init__(self, kind: Kind, index: int, count: int, block: int, size: int) -> None:
         self.kind, self.index, self.count, self.block, self.bytes = kind, index, count, block, size
         self.event: Event | None = None
-        """The copy that uses the room."""
+        """The copy that uses the room, here or in the window."""
         self.lent = False
         """The daemon uses it, or may."""
         self.open = (1 << count) - 1
         """A bit for each piece for which the daemon did not answer."""
+        self.came = 0
+        """A bit for each piece that is in the window and was not carried into the ring."""
 
     @property
     def is_answered(self) -> bool:
         """The daemon answered for all of it."""
         return not self.open
+
+    @property
+    def is_here(self) -> bool:
+        """All of it is in the ring."""
+        return not self.open and not self.came and (self.event is None or self.event.done())
+
+    @property
+    def is_idle(self) -> bool:
+        """No copy of this side uses its room."""
+        return self.event is None or self.event.done()
+
+    def take_came(self) -> list[tuple[int, int]]:
+        """Pieces that are to be carried into the ring, as ranges of numbers: the first, and how many. They count as
+        carried from now on."""
+        ranges, number, bits = [], self.index, self.came
+        self.came = 0
+        while bits:
+            skip = (bits & -bits).bit_length() - 1
+            bits >>= skip
+            count = (~bits & bits + 1).bit_length() - 1
+            ranges.append((number + skip, count))
+            bits >>= count
+            number += skip + count
+        return ranges
 
     def answer(self, kind: Kind, index: int, count: int) -> int:
         """The daemon answered for `count` pieces from `index` on: how many of them are this run's. Raises Broken for
@@ -132,6 +163,7 @@ class Run:
         if not self.lent or self.open & bits != bits:
             raise Broken("an answer that was given before, or too early")
         self.open ^= bits
+        self.came |= bits
         return last - first
 
 
@@ -150,13 +182,13 @@ class Loans:
         """Of the save or the lease `number`."""
         self._runs.setdefault(number, []).append(run)
 
-    def answer(self, number: int, kind: Kind, index: int, count: int) -> tuple[int, list[int]]:
-        """As `Run.answer`; and the rooms that are free now."""
+    def answer(self, number: int, kind: Kind, index: int, count: int) -> tuple[int, list[Run]]:
+        """As `Run.answer`; and the runs whose rooms the daemon does not use any more."""
         runs = self._runs.get(number)
         if runs is None:
             return 0, []
         found = sum(run.answer(kind, index, count) for run in runs)
-        free = [run.block for run in runs if run.is_answered]
+        free = [run for run in runs if run.is_answered]
         if free:
             self._runs[number] = [run for run in runs if not run.is_answered]
             if not self._runs[number]:

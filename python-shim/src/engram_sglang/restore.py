@@ -6,7 +6,8 @@ LOOKUP -> LEASED -> FILLING -> FILLED -> PLACED -> ENDED
 
 - *LOOKUP*: the daemon is told the tokens, and asked. The request waits, and only this one.
 - *LEASED*: the daemon has a snapshot and holds it. It brings it into its RAM while the request queues.
-- *FILLING*: the request was considered for admission for the first time; pieces come into the ring, in one run.
+- *FILLING*: the request was considered for admission for the first time; pieces come into the ring, in one run. In mode
+  engine the daemon brings them into the window, and each is carried into the ring as soon as it is there.
 - *FILLED*: all bytes are in the ring. Still nothing of SGLang is held.
 - *PLACED*: one tick took rows and a slot, queued the copy, made the forward wait for it, and inserted the
   node. A lock keeps its KV until the request holds its own, but not for ever, nor where what runs needs the room: it is
@@ -100,6 +101,12 @@ class Ports(Protocol):
 
     def ask_fill(self, lease: int, run: Run) -> bool:
         """Tells the daemon to fill the run's room. False: not now."""
+
+    def carries(self) -> bool:
+        """Mode engine: what the daemon brought is not in the ring yet."""
+
+    def bring(self, places: list[tuple[int, int]]) -> Event:
+        """Queues copies from the window into the ring."""
 
     def disown_fill(self, lease: int, run: Run) -> None:
         """The room of an unanswered run is free once the daemon answered for all of it."""
@@ -205,7 +212,8 @@ class Restore:
         found = sum(run.answer(kind, index, count) for run in self.runs)
         if found and not ok:
             self.fail(ports, Outcome.FILL_FAILED)
-        elif found:
+        elif found and not ports.carries():
+            # Else the tick carries on all that came, in one go.
             self.pump(ports, now)
         return found
 
@@ -225,6 +233,7 @@ class Restore:
             return
         parts = self.parts
         assert parts is not None, "it is known what comes"
+        self._bring(parts, ports)
         if self.streams:
             self._stream(parts, ports)
         elif not self.runs:
@@ -232,8 +241,28 @@ class Restore:
         for run in self.runs:
             if not run.lent:
                 run.lent = ports.ask_fill(self.lease, run)
-        if self.failed is None and self.runs and self.next == parts.count and not any(run.open for run in self.runs):
+        if self.failed is None and self.runs and self.next == parts.count and all(run.is_here for run in self.runs):
             self.step(RestoreState.FILLED, now)
+
+    def _bring(self, parts: Parts, ports: Ports) -> None:
+        """Carries what came into the window on into the ring."""
+        came = [run for run in self.runs if run.came]
+        if not came:
+            return
+        if not ports.carries():
+            for run in came:
+                run.came = 0
+            return
+        places = []
+        for run in came:
+            if run.kind is Kind.STATE:
+                run.came = 0
+                places.append((run.block, run.bytes))
+            else:
+                places += [parts.place(run, first, count) for first, count in run.take_came()]
+        event = ports.bring(places)
+        for run in came:
+            run.event = event
 
     @property
     def waits_for_room(self) -> bool:
@@ -259,7 +288,7 @@ class Restore:
         """Moves on what came, and takes room for what comes next: the state, and then KV part by part."""
         if self.stock is None:
             return
-        here = [run for run in self.runs if run.kind is Kind.KV and run.is_answered]
+        here = [run for run in self.runs if run.kind is Kind.KV and run.is_here]
         if here:
             self.runs = [run for run in self.runs if run not in here]
             event = ports.move_on(self, here)
@@ -328,6 +357,9 @@ class Restore:
         for run in self.runs:
             if run.lent and run.open:
                 ports.disown_fill(self.lease, run)
-            else:
+            elif run.is_idle:
                 ports.give_room(run.block)
+            else:
+                assert run.event is not None, "or it would be idle"
+                ports.retire(run.block, run.event)
         self.runs, self.parts = [], None

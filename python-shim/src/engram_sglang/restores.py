@@ -10,6 +10,7 @@ from typing import Any
 
 from . import channel
 from ._channel_layout import Fill, Filled, Lookup, LookupResult, Miss, Outcome, Release, Revoke, Status
+from .carrier import Place as Span
 from .copier import Event
 from .link import Session
 from .pieces import Loans, Parts, Run, joined
@@ -204,6 +205,15 @@ class Restores(Saves):
     def ask_fill(self, lease: int, run: Run) -> bool:
         """The daemon is to fill the run's room."""
         return self._push(Fill(lease, run.kind, run.index, run.count, run.block, run.bytes))
+
+    def carries(self) -> bool:
+        return self.session is not None and self.session.carrier is not None
+
+    def bring(self, places: list[Span]) -> Event:
+        session = self.session
+        assert session is not None and session.carrier is not None, "it carries"
+        carrier = session.carrier
+        return self.copier.carry(lambda: carrier.into(places), None, inward=True)
 
     def disown_fill(self, lease: int, run: Run) -> None:
         """Its room is free once the daemon answered."""

@@ -110,7 +110,8 @@ class Saves(Requests):
         pools, ring = self.pools, session.ring.bytes
         run = Run(Kind.STATE, 0, 1, block, size)
         save.runs.append(run)
-        run.event = self.copier.submit(lambda: pools.save_state(slot, ring, block), before_next=True)
+        event = self.copier.submit(lambda: pools.save_state(slot, ring, block), before_next=True)
+        run.event = self.carry_out([run], event)
         self.counts["offers"] += 1
         self._tell_offer(save)
 
@@ -199,11 +200,15 @@ class Saves(Requests):
             found += save.drained(kind, index, count, message.status == Status.OK, self._save_ports, self.now)
         self._answered(found, count, save is not None, free)
 
-    def _answered(self, found: int, count: int, known: bool, free: list[int]) -> None:
-        """The daemon answered for `count` pieces, of which `found` were asked for; `free` is the room of those that
-        nobody waits for any more."""
-        for block in free:
-            self.give_room(block)
+    def _answered(self, found: int, count: int, known: bool, free: list[Run]) -> None:
+        """The daemon answered for `count` pieces, of which `found` were asked for; `free` are those that nobody waits for
+        any more."""
+        for run in free:
+            if run.is_idle:
+                self.give_room(run.block)
+            else:
+                assert run.event is not None, "or it would be idle"
+                self.retire(run.block, run.event)
         if not count or known and found != count:
             raise channel.Broken(f"an answer about {count} pieces, of which {found} were asked for")
 
@@ -256,7 +261,8 @@ class Saves(Requests):
             return None
         pools, ring = self.pools, session.ring.bytes
         table = joined([parts.whole(run, first) for run in runs])
-        return self.copier.submit(lambda: pools.save_kv(rows, ring, table), before_next=True)
+        event = self.copier.submit(lambda: pools.save_kv(rows, ring, table), before_next=True)
+        return self.carry_out(runs, event)
 
     def abort(self, save: int, reason: AbortReason) -> None:
         """The save is given up."""

@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 1000, "MB": 10**6, "GB": 10**9}
 
 
+_CHOICES = {"mode": ("auto", "ipc", "engine")}
+
+
 @dataclass(frozen=True)
 class Settings:
     """What can be set. The name of the variable is that of the field, in capitals, after `ENGRAM_`."""
@@ -27,6 +30,9 @@ class Settings:
     """File with the token for a daemon that is reached over TCP."""
     ring_bytes: int = 512 << 20
     """Size of the staging ring; raised to four states where that is more. Units KiB, MiB, GiB."""
+    mode: str = "auto"
+    """Who copies between the ring and memory that the daemon reaches: `ipc` (the daemon, which opens the ring), `engine`
+    (this process, by way of host memory of the ring's size), or `auto` (the daemon chooses)."""
     save: bool = True
     """Offer states to the daemon."""
     restore: bool = True
@@ -64,7 +70,10 @@ class Settings:
             if text is None or text == "":
                 continue
             try:
-                values[field.name] = _parse(type(field.default), text)
+                value = _parse(type(field.default), text)
+                if field.name in _CHOICES and value not in _CHOICES[field.name]:
+                    raise ValueError(f"{text!r} is none of {', '.join(_CHOICES[field.name])}")
+                values[field.name] = value
             except ValueError as error:
                 log.error("engram: %s is not usable (%s); using %r", name, error, field.default)
         return cls(**values)  # type: ignore[arg-type]

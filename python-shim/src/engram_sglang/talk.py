@@ -19,6 +19,7 @@ from . import channel
 from ._channel_layout import CloseReason, Epoch
 from .copier import Copier, Event
 from .link import Link, Session
+from .pieces import Run
 from .pools import Pools
 from .settings import Settings
 from .seam import Tree
@@ -188,6 +189,15 @@ class Talk:
         """Room that is free once `event` is done."""
         if self.session is not None:
             self._retired.append((self.session, block, event))
+
+    def carry_out(self, runs: list[Run], event: Event) -> Event:
+        """Where the daemon reaches only the window: queues copies of runs there, behind `event`. What says that the daemon
+        may have them."""
+        carrier = None if self.session is None else self.session.carrier
+        if carrier is None:
+            return event
+        places = [(run.block, run.bytes) for run in runs]
+        return self.copier.carry(lambda: carrier.out(places), event, inward=False)
 
     def _collect(self) -> None:
         """Room whose copies are over."""

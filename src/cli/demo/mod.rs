@@ -31,6 +31,7 @@ use play::Stage;
 use progress::Progress;
 
 use super::why::why;
+use crate::types::ModeChoice;
 
 /// See it work: a conversation that survives the death of its engine and of the daemon.
 ///
@@ -50,6 +51,10 @@ pub struct Args {
     /// Print exactly one JSON object on standard output.
     #[arg(long)]
     json: bool,
+    /// Who copies between the engine's ring and memory that the daemon reaches: `ipc` (the daemon),
+    /// `engine` (the engine itself), or `auto` (the daemon chooses).
+    #[arg(long, value_name = "MODE", default_value_t)]
+    mode: ModeChoice,
     /// Leave daemon and engine running afterwards, until Ctrl-C, to try the REST surface on them.
     #[arg(long)]
     keep: bool,
@@ -84,14 +89,20 @@ pub fn run(args: Args) -> ExitCode {
     })
 }
 
-async fn demo(Args { turns, json, keep }: Args, verdict: &Cell<u8>) -> anyhow::Result<()> {
+async fn demo(args: Args, verdict: &Cell<u8>) -> anyhow::Result<()> {
+    let Args {
+        turns,
+        json,
+        mode,
+        keep,
+    } = args;
     let plan = Plan::new(turns);
     // Declared first, so that it goes last: children write in it.
     let folder = Folder::new()?;
     let mut progress = Progress::new();
     let played = async {
         progress.say("starting a daemon and three engines");
-        let mut stage = Stage::start(folder.path(), plan).await?;
+        let mut stage = Stage::start(folder.path(), plan, mode).await?;
         let report = stage.play(plan, &mut progress).await?;
         Ok((stage, report))
     };

@@ -17,6 +17,7 @@ use super::plan::{ANSWER_TOKENS, Line, Plan, Step, Transcript};
 use super::progress::Progress;
 use super::report::{Events, Report, Row};
 use crate::cli::Client;
+use crate::types::ModeChoice;
 
 /// Tokens of a page in every engine here.
 const PAGE: usize = 64;
@@ -73,12 +74,12 @@ type Answers = Vec<(Vec<u32>, u64)>;
 
 impl Stage {
     /// Starts all four processes.
-    pub async fn start(folder: &Path, plan: Plan) -> anyhow::Result<Stage> {
+    pub async fn start(folder: &Path, plan: Plan, mode: ModeChoice) -> anyhow::Result<Stage> {
         let daemon = Daemon::new(folder)?;
         // Room for the longest prompt and little more, and for few states: the device forgets.
         let pages = plan.longest().div_ceil(PAGE) * 21 / 20 + 2;
         let small = format!(
-            "--slots 6 --max-running 2 --pages {pages} --engram {}",
+            "--slots 6 --max-running 2 --pages {pages} --mode {mode} --engram {}",
             daemon.socket().display()
         );
         let split = |args: &str| args.split(' ').map(str::to_owned).collect::<Vec<_>>();
@@ -147,6 +148,7 @@ impl Stage {
                 }
             }
         }
+        events.mode = self.mode().await?;
         events.device_evictions += evictions(self.engine.client()?).await?;
         progress.say("waiting for the engine without cache, which computes every prompt in full");
         let cold = cold.finish().await.context("the engine without cache")?;
@@ -234,6 +236,13 @@ impl Stage {
                 .then_some(()))
         })
         .await
+    }
+
+    /// How the engine's bytes move, as the daemon says.
+    async fn mode(&self) -> anyhow::Result<String> {
+        let answer = self.daemon.client()?.get("/v1/workers").await?;
+        let mode = answer.pointer("/workers/0/mode").and_then(Value::as_str);
+        Ok(mode.context("no worker is attached")?.to_owned())
     }
 
     /// Asks for the last turn to be durable, and waits until nothing is left to be written.

@@ -58,6 +58,8 @@ pub struct Report {
     pub restored_tokens: u64,
     /// Turns whose answer is that of an engine without any cache.
     pub identical_turns: u32,
+    /// How bytes moved between the engine's ring and the daemon: `ipc` or `engine`.
+    pub mode: String,
     /// Times the engine was killed.
     pub engine_kills: u32,
     /// Times the daemon was killed.
@@ -95,8 +97,10 @@ pub struct Second {
 }
 
 /// What happened beside the turns.
-#[derive(Copy, Clone, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Events {
+    /// How bytes moved, as the daemon says.
+    pub mode: String,
     /// Times the engine was killed.
     pub engine_kills: u32,
     /// Times the daemon was killed.
@@ -117,6 +121,7 @@ impl Report {
     /// Sums the rows up and judges them.
     pub fn new(plan: Plan, rows: Vec<Row>, events: Events) -> Report {
         let Events {
+            mode,
             engine_kills,
             daemon_kills,
             device_evictions,
@@ -144,6 +149,7 @@ impl Report {
             reused_tokens,
             restored_tokens: sum(&main, |row| row.restored),
             identical_turns: identical(&main),
+            mode,
             engine_kills,
             daemon_kills,
             token_reduction: ratio(reused_tokens, prompt_tokens),

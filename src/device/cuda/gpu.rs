@@ -21,7 +21,7 @@ use super::error::CudaError;
 use super::lane::{Direction, Lane};
 use super::memory::{Mapping, Pinned};
 use super::ring::CudaRing;
-use crate::device::shm::SharedMap;
+use crate::device::shm::{SharedMap, TOUCHERS};
 
 /// How long an attach waits for a GPU that warms up: less than a handshake may take.
 const PATIENCE: Duration = Duration::from_secs(8);
@@ -31,9 +31,6 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// Free memory that a GPU must have beyond the context: for the driver's own needs while it copies.
 const SPARE_VRAM: u64 = 64 << 20;
-
-/// Threads that fetch the arena's pages from the system.
-pub(super) const TOUCHERS: u64 = 16;
 
 /// One GPU.
 pub(super) struct Gpu {

@@ -32,7 +32,7 @@ pub use error::CudaError;
 use driver::Driver;
 use gpu::Gpu;
 
-use super::shm::SharedMap;
+use super::shm::{SharedMap, populate_in_background};
 use super::{Device, DeviceError, DeviceKind, Ring, RingExport};
 
 /// The GPUs that this process may use.
@@ -60,11 +60,7 @@ impl CudaDevice {
             tracing::info!(gpu = gpu.name, %uuid, driver = driver.version(), "Found a GPU");
         }
         // Now rather than when the first worker waits for it; without a thread, then.
-        let pages = Arc::clone(arena);
-        let touch = std::thread::Builder::new().name("engram-touch".to_owned());
-        if let Err(error) = touch.spawn(move || pages.populate(gpu::TOUCHERS)) {
-            tracing::warn!(%error, "The RAM tier is not fetched ahead");
-        }
+        populate_in_background(Arc::clone(arena));
         let gpus = found.into_iter().map(|gpu| Gpu::new(&driver, gpu, arena));
         Ok(Self {
             gpus: gpus.collect(),

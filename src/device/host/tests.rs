@@ -49,10 +49,18 @@ fn hold(ring: &dyn Ring, arena: &Arc<SharedMap>) -> SyncSender<()> {
     release
 }
 
+/// With one thread and with several.
+fn devices() -> [HostDevice; 2] {
+    [1, 5].map(|threads| HostDevice::with_threads(DEFAULT_QUEUE, threads).unwrap())
+}
+
 #[test]
 fn bytes_go_out_and_in_at_their_offsets() {
-    let device = HostDevice::new(DEFAULT_QUEUE).unwrap();
-    let (ring, worker) = ring(&device, 8 * MIB);
+    devices().iter().for_each(go_out_and_in);
+}
+
+fn go_out_and_in(device: &HostDevice) {
+    let (ring, worker) = ring(device, 8 * MIB);
     let arena = arena(8 * MIB);
     let bytes: Vec<u8> = (0..3 * MIB + 5).map(|i| ((i * 13) >> 4) as u8).collect();
     worker.write(100, &bytes).unwrap();
@@ -106,9 +114,12 @@ fn what_does_not_fit_is_refused_before_a_byte_moves() {
 }
 
 #[test]
-fn many_threads_share_the_copy_thread() {
-    let device = HostDevice::new(DEFAULT_QUEUE).unwrap();
-    let (ring, worker) = ring(&device, 8 * MIB);
+fn many_threads_share_the_copy_threads() {
+    devices().iter().for_each(shared_by_many);
+}
+
+fn shared_by_many(device: &HostDevice) {
+    let (ring, worker) = ring(device, 8 * MIB);
     let arena = arena(8 * MIB);
     thread::scope(|scope| {
         for n in 0..8_u64 {
@@ -202,11 +213,14 @@ fn nothing_is_written_after_the_drop_of_a_ring() {
 /// The drop comes while a long copy runs: it is cut, and what it had not written stays unwritten.
 #[test]
 fn a_running_copy_ends_before_the_drop_returns() {
-    let device = HostDevice::new(DEFAULT_QUEUE).unwrap();
+    devices().iter().for_each(ends_before_the_drop);
+}
+
+fn ends_before_the_drop(device: &HostDevice) {
     let source = arena(64 * MIB);
     source.fill(0, 64 * MIB, 1).unwrap();
     for _ in 0..8 {
-        let (ring, worker) = ring(&device, 64 * MIB);
+        let (ring, worker) = ring(device, 64 * MIB);
         let (call, result) = done();
         ring.copy_in(&source, 0, 0, 64 * MIB, call);
         while worker.load_u32(0, Ordering::Acquire).unwrap() == 0 {
@@ -298,4 +312,22 @@ fn a_hostile_export_is_refused() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(MIB).unwrap();
     assert!(matches!(open(file.into(), MIB), DeviceError::Export(_)));
+}
+
+#[test]
+fn a_large_copy_is_over_once_and_whole_whoever_made_its_slices() {
+    let device = HostDevice::with_threads(DEFAULT_QUEUE, 4).unwrap();
+    let (ring, worker) = ring(&device, 64 * MIB);
+    let arena = arena(64 * MIB);
+    for round in 1..=16_u8 {
+        let len = 33 * MIB + u64::from(round) * 4097;
+        worker.fill(0, len, round).unwrap();
+        let (call, out) = done();
+        ring.copy_out(0, &arena, 4096, len, call);
+        out.recv_timeout(LONG).unwrap().unwrap();
+        arena
+            .chunks(4096, len, |got| assert!(got.iter().all(|&b| b == round)))
+            .unwrap();
+        assert!(out.recv().is_err(), "its completion is called once");
+    }
 }

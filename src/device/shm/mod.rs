@@ -27,6 +27,9 @@
 mod io;
 mod populate;
 
+pub(in crate::device) use populate::TOUCHERS;
+pub use populate::populate_in_background;
+
 use std::{
     ffi::CString,
     fmt,

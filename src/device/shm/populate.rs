@@ -1,5 +1,6 @@
 //! Fetching a map's pages from the system ahead of their first use.
 
+use std::sync::Arc;
 use std::thread;
 
 use nix::libc;
@@ -8,6 +9,18 @@ use super::SharedMap;
 
 /// Pieces that a thread fetches at once.
 const PIECE: u64 = 1 << 30;
+
+/// Threads that fetch an arena's pages.
+pub(in crate::device) const TOUCHERS: u64 = 16;
+
+/// Fetches all pages of `map` on a thread of its own. Without a thread they are fetched at their
+/// first use.
+pub fn populate_in_background(map: Arc<SharedMap>) {
+    let touch = thread::Builder::new().name("engram-touch".to_owned());
+    if let Err(error) = touch.spawn(move || map.populate(TOUCHERS)) {
+        tracing::warn!(%error, "The RAM tier is not fetched ahead");
+    }
+}
 
 // === impl SharedMap ===
 

@@ -1,4 +1,4 @@
-//! One attach: the call, the handshake that passes descriptors, the self-test of the ring.
+//! One attach: the call, the handshake that passes descriptors, the self-test of the window.
 
 use std::io;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::proto::handshake::{self, HandshakeError, self_test_byte};
 use crate::proto::v1;
 use crate::proto::v1::attach_response::Result as Answer;
 use crate::proto::v1::worker_client::WorkerClient;
-use crate::types::BLOCK_TOKENS;
+use crate::types::{BLOCK_TOKENS, TransferMode};
 
 /// What Attach may take, as the protocol says.
 const ATTACH_WITHIN: Duration = Duration::from_secs(10);
@@ -57,10 +57,10 @@ pub(super) enum AttachError {
     /// Descriptors did not change hands.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
-    /// The ring came back other than it should.
-    #[error("the self-test failed at byte {0} of the ring")]
+    /// The window came back other than it should.
+    #[error("the self-test failed at byte {0} of the window")]
     SelfTest(usize),
-    /// The ring could not be made, or a socket failed.
+    /// Ring or window could not be made, or a socket failed.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The channel's memory is none.
@@ -92,6 +92,7 @@ struct Grant {
     boot: [u8; 16],
     fd_socket: PathBuf,
     heartbeat: Duration,
+    mode: TransferMode,
 }
 
 // === impl AttachError ===
@@ -125,23 +126,32 @@ pub(super) async fn attach(
         boot,
         fd_socket,
         heartbeat,
-    } = check(answer)?;
-    let (ring, ring_fd) = SharedMap::create("engram-ring", ring_bytes)?;
+        mode,
+    } = check(answer, request)?;
+    let (shared, shared_fd) = SharedMap::create("engram-window", ring_bytes)?;
     let pattern: Vec<u8> = (0..HANDSHAKE_SELF_TEST_BYTES).map(self_test_byte).collect();
-    ring.write(0, &pattern)?;
+    shared.write(0, &pattern)?;
     let passed = spawn_blocking(move || {
-        let ring = std::os::fd::AsFd::as_fd(&ring_fd);
-        handshake::connect(&fd_socket, session, secret, Some(ring), HANDSHAKE_WITHIN)
+        let window = std::os::fd::AsFd::as_fd(&shared_fd);
+        handshake::connect(&fd_socket, session, secret, Some(window), HANDSHAKE_WITHIN)
     });
     let passed = passed.await.map_err(io::Error::other)??;
-    check_ring(&ring, pattern)?;
+    check_window(&shared, pattern)?;
     let handshake::Passed {
         connection,
         channel,
         channel_bytes,
         doorbell,
-        arena: _,
+        mode: last_word,
     } = passed;
+    if last_word != mode {
+        // It may only change for a ring that is harder to open than memory.
+        return Err(AttachError::Garbled("another transfer mode than before"));
+    }
+    let (ring, window) = match mode {
+        TransferMode::Ipc => (shared, None),
+        TransferMode::Engine => (SharedMap::anonymous(ring_bytes)?, Some(shared)),
+    };
     if channel_bytes > HEADER_BYTES + 2 * MAX_CAPACITY {
         return Err(AttachError::Garbled("the channel is too large"));
     }
@@ -164,13 +174,14 @@ pub(super) async fn attach(
             boot,
             end,
             ring,
+            window,
             bell,
             over,
         },
     })
 }
 
-fn check(response: v1::AttachResponse) -> Result<Grant, AttachError> {
+fn check(response: v1::AttachResponse, request: &v1::AttachRequest) -> Result<Grant, AttachError> {
     let attached = match response.result {
         Some(Answer::Attached(attached)) => attached,
         Some(Answer::Refusal(refusal)) => {
@@ -183,9 +194,9 @@ fn check(response: v1::AttachResponse) -> Result<Grant, AttachError> {
         None => return Err(AttachError::Garbled("neither a session nor a refusal")),
     };
     let garbled = AttachError::Garbled;
-    if attached.mode() != v1::TransferMode::Ipc {
-        return Err(garbled("a transfer mode that was not offered"));
-    }
+    let offered = |mode: &TransferMode| request.modes().any(|it| it == (*mode).into());
+    let mode = attached.mode().try_into().ok().filter(offered);
+    let mode = mode.ok_or_else(|| garbled("a transfer mode that was not offered"))?;
     if attached.channel_version != VERSION {
         return Err(garbled("another version of the channel"));
     }
@@ -207,20 +218,21 @@ fn check(response: v1::AttachResponse) -> Result<Grant, AttachError> {
         secret,
         boot,
         fd_socket,
+        mode,
         heartbeat: heartbeat.clamp(HEARTBEAT.0, HEARTBEAT.1),
     })
 }
 
 /// The daemon answered with each byte's complement. Clears it.
-fn check_ring(ring: &SharedMap, pattern: Vec<u8>) -> Result<(), AttachError> {
+fn check_window(window: &SharedMap, pattern: Vec<u8>) -> Result<(), AttachError> {
     let mut answer = pattern;
     let expected: Vec<u8> = answer.iter().map(|byte| !byte).collect();
-    ring.read(0, &mut answer)?;
+    window.read(0, &mut answer)?;
     let wrong = answer.iter().zip(&expected).position(|(a, b)| a != b);
     if let Some(at) = wrong {
         return Err(AttachError::SelfTest(at));
     }
-    Ok(ring.fill(0, HANDSHAKE_SELF_TEST_BYTES, 0)?)
+    Ok(window.fill(0, HANDSHAKE_SELF_TEST_BYTES, 0)?)
 }
 
 /// Returns when the daemon closes the connection, or says anything: nothing more is to be said on it.

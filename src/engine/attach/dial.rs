@@ -99,6 +99,8 @@ pub(super) struct Linked {
     pub boot: [u8; 16],
     pub end: WorkerEnd,
     pub ring: SharedMap,
+    /// What the daemon reaches instead of it, in mode engine.
+    pub window: Option<SharedMap>,
     /// Wakes the daemon.
     pub bell: Box<dyn Fn() + Send>,
     pub over: Over,

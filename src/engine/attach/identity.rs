@@ -49,6 +49,7 @@ pub(super) fn attach_request(
         Layout::PageMajor => v1::PoolLayout::PageMajor,
     };
     let page_size = device.kv.page_size() as u64;
+    let modes = config.modes.modes().into_iter().map(v1::TransferMode::from);
     v1::AttachRequest {
         protocol: PROTOCOL,
         channel_version: layout::VERSION,
@@ -83,7 +84,7 @@ pub(super) fn attach_request(
         slots: u64::from(device.state.slots()) + 1,
         rows: (u64::from(device.kv.pages()) + 1) * page_size,
         boundary_grid: 0,
-        modes: vec![v1::TransferMode::Ipc.into()],
+        modes: modes.map(i32::from).collect(),
         versions: HashMap::from([("engram".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]),
         epoch: EPOCH,
         token: config.token.clone().unwrap_or_default(),

@@ -22,7 +22,8 @@
 //! # Order of writes
 //!
 //! Only this process writes its pools. The daemon's bytes come through the ring, and are scattered
-//! when all of them are there, or into pages that nobody else knows of. What is scattered is whole
+//! when all of them are there, or into pages that nobody else knows of; in mode engine this process
+//! copies between the ring and a window, which is all that the daemon reaches. What is scattered is whole
 //! before it is inserted; a piece of a save is whole in the ring before the daemon is told.
 //!
 //! # Cancellation
@@ -76,7 +77,7 @@ use super::request::{FinishReason, RequestInfo};
 use crate::proto::channel::layout::{Finish, Outcome};
 use crate::proto::channel::msg::TurnFinished;
 use crate::types::BLOCK_TOKENS;
-use crate::types::hex;
+use crate::types::{ModeChoice, hex};
 use crate::util::clock::{Clock, SystemClock};
 use dial::{Dial, Dialer, Event, Load};
 use session::{Cx, End, Session};
@@ -97,6 +98,8 @@ pub struct Config {
     pub token: Option<String>,
     /// Size of the staging ring in bytes.
     pub ring_bytes: u64,
+    /// How bytes may move.
+    pub modes: ModeChoice,
     /// How long things may take.
     pub limits: Limits,
 }
@@ -455,6 +458,7 @@ impl Memory for Attach {
             "apart": self.apart,
             "session": session.map(|session| hex::encode(&session.id)),
             "boot": session.map(|session| hex::encode(&session.boot)),
+            "mode": session.map(|session| session.ring.mode()),
             "ring_bytes": self.config.ring_bytes,
             "ring_free": session.map(|session| session.ring.free_bytes()),
             "saves": saves,

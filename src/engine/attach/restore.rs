@@ -321,7 +321,7 @@ impl Session {
             cx.counts.late += 1;
             return;
         };
-        if status != Status::Ok {
+        if status != Status::Ok || self.ring.fetch(&room).is_err() {
             self.ring.free(room);
             return self.end_restore(req, Outcome::FillFailed, 0, cx);
         }

@@ -1,11 +1,16 @@
-//! The staging ring: memory shared with the daemon, and which parts of it are in use.
+//! The staging ring, and which parts of it are in use.
 //!
-//! A ring belongs to one session. A daemon that was stopped may still write into it after it was
+//! In mode ipc it is memory shared with the daemon. In mode engine it is this process's own, and
+//! beside it is a window of the same size that is shared: what goes out is copied there before the
+//! daemon is told, what comes in is copied from there when the daemon answered.
+//!
+//! Both belong to one session. A daemon that was stopped may still write into it after it was
 //! given up; so the next session gets another one.
 
 use std::collections::BTreeMap;
 
 use crate::device::shm::{OutOfBounds, SharedMap};
+use crate::types::TransferMode;
 
 /// Rooms start at multiples of this many bytes.
 const ALIGN: u64 = 64;
@@ -17,6 +22,8 @@ const NOISE: u8 = 0xa5;
 #[derive(Debug)]
 pub struct Ring {
     map: SharedMap,
+    /// In mode engine.
+    window: Option<SharedMap>,
     /// Free ranges, by start: neither empty nor adjacent.
     free: BTreeMap<u64, u64>,
     free_bytes: u64,
@@ -52,14 +59,23 @@ impl Room {
 // === impl Ring ===
 
 impl Ring {
-    /// A ring in memory that nobody uses.
-    pub fn new(map: SharedMap) -> Self {
+    /// A ring in memory that nobody uses. With a window, which is as large, only that is the daemon's.
+    pub fn new(map: SharedMap, window: Option<SharedMap>) -> Self {
         let bytes = map.len() - map.len() % ALIGN;
         let free = (bytes > 0).then_some((0, bytes)).into_iter().collect();
         Self {
             map,
+            window,
             free,
             free_bytes: bytes,
+        }
+    }
+
+    /// Who copies between it and what the daemon reaches.
+    pub fn mode(&self) -> TransferMode {
+        match self.window {
+            Some(_) => TransferMode::Engine,
+            None => TransferMode::Ipc,
         }
     }
 
@@ -124,6 +140,34 @@ impl Ring {
     pub fn spoil(&self) {
         let filled = self.map.fill(0, self.map.len(), NOISE);
         debug_assert!(filled.is_ok(), "the ring lies inside its map");
+        if let Some(window) = &self.window {
+            let filled = window.fill(0, window.len(), NOISE);
+            debug_assert!(filled.is_ok(), "the window lies inside its map");
+        }
+    }
+
+    /// Brings a room to where the daemon reads it.
+    ///
+    /// # Errors
+    ///
+    /// The window is smaller than the ring.
+    pub fn send(&self, room: &Room) -> Result<(), OutOfBounds> {
+        match &self.window {
+            Some(window) => self.map.copy(room.offset, window, room.offset, room.len),
+            None => Ok(()),
+        }
+    }
+
+    /// Brings a room here from where the daemon wrote it.
+    ///
+    /// # Errors
+    ///
+    /// The window is smaller than the ring.
+    pub fn fetch(&self, room: &Room) -> Result<(), OutOfBounds> {
+        match &self.window {
+            Some(window) => window.copy(room.offset, &self.map, room.offset, room.len),
+            None => Ok(()),
+        }
     }
 
     /// Writes to the start of a room.
@@ -166,7 +210,7 @@ mod tests {
 
     #[test]
     fn rooms_never_overlap_and_all_room_comes_back() {
-        let mut ring = Ring::new(SharedMap::anonymous(64 << 10).unwrap());
+        let mut ring = Ring::new(SharedMap::anonymous(64 << 10).unwrap(), None);
         let mut rng = SplitMix64::new(5);
         let mut rooms: Vec<Room> = Vec::new();
         for _ in 0..5000 {
@@ -194,7 +238,7 @@ mod tests {
 
     #[test]
     fn all_rooms_or_none_and_bytes_stay_in_their_room() {
-        let mut ring = Ring::new(SharedMap::anonymous(4096).unwrap());
+        let mut ring = Ring::new(SharedMap::anonymous(4096).unwrap(), None);
         assert!(ring.alloc_all([4000, 100]).is_none());
         assert_eq!(ring.free_bytes(), 4096);
         let rooms = ring.alloc_all([100, 200]).unwrap();
@@ -206,6 +250,37 @@ mod tests {
         assert_eq!(out, [7; 60]);
         assert!(ring.read(&rooms[0], 41, &mut out).is_err());
         assert!(ring.read(&rooms[0], u64::MAX, &mut out).is_err());
+        rooms.into_iter().for_each(|room| ring.free(room));
+    }
+
+    #[test]
+    fn only_what_is_sent_is_in_the_window_and_only_what_is_fetched_comes_out_of_it() {
+        let (window, fd) = SharedMap::create("window", 8192).unwrap();
+        let peer = SharedMap::open(fd, 8192).unwrap();
+        let mut ring = Ring::new(SharedMap::anonymous(8192).unwrap(), Some(window));
+        let rooms = ring.alloc_all([100, 200]).unwrap();
+        let [first, second] = &rooms[..] else {
+            unreachable!("two were asked for")
+        };
+        ring.write(first, &[7; 100]).unwrap();
+        ring.write(second, &[8; 200]).unwrap();
+        ring.send(second).unwrap();
+        let mut out = [0; 100];
+        peer.read(first.offset(), &mut out).unwrap();
+        assert_eq!(out, [0; 100]);
+        peer.read(second.offset(), &mut out).unwrap();
+        assert_eq!(out, [8; 100]);
+        peer.fill(0, 8192, 9).unwrap();
+        ring.read(second, 0, &mut out).unwrap();
+        assert_eq!(out, [8; 100], "the daemon does not reach the ring");
+        ring.fetch(first).unwrap();
+        ring.read(first, 0, &mut out).unwrap();
+        assert_eq!(out, [9; 100]);
+        ring.read(second, 0, &mut out).unwrap();
+        assert_eq!(out, [8; 100]);
+        ring.spoil();
+        peer.read(0, &mut out).unwrap();
+        assert_eq!(out, [NOISE; 100]);
         rooms.into_iter().for_each(|room| ring.free(room));
     }
 }

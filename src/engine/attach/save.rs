@@ -446,7 +446,12 @@ impl Session {
                 device.kv.gather(&pages, start, end, cx.scratch)
             }
         };
-        if copied.is_err() || self.ring.write(&room, cx.scratch).is_err() {
+        let ring = &self.ring;
+        let sent = || {
+            ring.write(&room, cx.scratch)
+                .and_then(|()| ring.send(&room))
+        };
+        if copied.is_err() || sent().is_err() {
             self.ring.free(room);
             return Err(failed());
         }

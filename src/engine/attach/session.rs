@@ -133,13 +133,14 @@ impl Session {
             boot,
             end,
             ring,
+            window,
             bell,
             over,
         } = linked;
         Self {
             id,
             boot,
-            ring: Ring::new(ring),
+            ring: Ring::new(ring, window),
             talk: Talk::new(end.tx),
             saves: BTreeMap::new(),
             restores: BTreeMap::new(),

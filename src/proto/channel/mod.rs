@@ -7,6 +7,10 @@
 //! the specification; Python has a twin made from the same file. Nothing here waits or makes a
 //! system call: the worker wakes the daemon through an eventfd and polls what comes back.
 //!
+//! Pieces of states and KV do not come through here: messages name places in the worker's *window*,
+//! which is its ring (mode ipc) or memory beside it (mode engine). `channel.toml`, "Modes", tells what
+//! each is, whose a place is when, and why the daemon's arena is never shared.
+//!
 //! # State
 //!
 //! Each side keeps its own positions and record numbers in private memory. From the peer's memory

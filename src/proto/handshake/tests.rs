@@ -53,19 +53,18 @@ fn memory(name: &str) -> (Arc<SharedMap>, OwnedFd) {
 #[test]
 fn descriptors_change_hands_both_ways() {
     for with_ring in [false, true] {
-        for with_arena in [false, true] {
+        for mode in TransferMode::ALL {
             let (ring_map, ring) = memory("ring");
             let passed = meet(with_ring.then(|| ring.as_fd()), LONG, move |stream| {
                 serve(stream, |stream| async move {
                     let request = receive(&stream).await.unwrap();
                     assert_eq!((request.session, request.secret), ([3; 16], [4; 32]));
-                    assert_eq!(request.ring.is_some(), with_ring);
-                    if let Some(ring) = request.ring {
+                    assert_eq!(request.window.is_some(), with_ring);
+                    if let Some(ring) = request.window {
                         File::from(ring).write_all_at(b"daemon", 8).unwrap();
                     }
-                    let [(_, channel), (_, doorbell), (_, arena)] =
-                        ["channel", "bell", "arena"].map(memory);
-                    for (fd, byte) in [(&channel, 1), (&doorbell, 2), (&arena, 3)] {
+                    let [(_, channel), (_, doorbell)] = ["channel", "bell"].map(memory);
+                    for (fd, byte) in [(&channel, 1), (&doorbell, 2)] {
                         File::from(fd.try_clone().unwrap())
                             .write_all_at(&[byte], 0)
                             .unwrap();
@@ -74,7 +73,7 @@ fn descriptors_change_hands_both_ways() {
                         channel: channel.as_fd(),
                         channel_bytes: 4096,
                         doorbell: doorbell.as_fd(),
-                        arena: with_arena.then(|| (arena.as_fd(), 77)),
+                        mode,
                     };
                     grant(&stream, granted).await.unwrap();
                 });
@@ -95,8 +94,7 @@ fn descriptors_change_hands_both_ways() {
                 (1, 2)
             );
             assert_eq!(passed.channel_bytes, 4096);
-            let arena = passed.arena.as_ref().map(|(fd, bytes)| (first(fd), *bytes));
-            assert_eq!(arena, with_arena.then_some((3, 77)));
+            assert_eq!(passed.mode, mode);
             let mut bytes = [0; 6];
             ring_map.read(8, &mut bytes).unwrap();
             assert_eq!(&bytes, if with_ring { b"daemon" } else { &[0; 6] });
@@ -184,7 +182,7 @@ fn reply(
         status: 0,
         descriptors: descriptors as u32,
         channel_bytes: 4096,
-        arena_bytes: 0,
+        mode: 1,
         reason: String::new(),
     };
     change(&mut reply);
@@ -201,7 +199,11 @@ fn reply(
 #[test]
 fn a_reply_that_lies_is_an_error() {
     assert!(reply(|_| (), 2).is_ok());
-    assert!(reply(|r| r.arena_bytes = 1, 3).is_ok());
+    assert!(reply(|r| r.mode = 2, 2).is_ok());
+    for unknown in [0, 3, u32::MAX] {
+        let error = reply(|r| r.mode = unknown, 2).unwrap_err();
+        assert!(matches!(error, HandshakeError::Mode(mode) if mode == unknown));
+    }
     assert!(matches!(
         reply(|r| r.magic = 0, 2),
         Err(HandshakeError::Magic)
@@ -215,25 +217,11 @@ fn a_reply_that_lies_is_an_error() {
         reply(|r| r.reason = too_long, 2),
         Err(HandshakeError::Reason(1025))
     ));
-    for (said, came, arena) in [
-        (0, 0, 0),
-        (1, 1, 0),
-        (3, 2, 0),
-        (2, 3, 0),
-        (3, 3, 0),
-        (2, 2, 1),
-        (4, 4, 1),
-    ] {
-        let passed = reply(
-            |r| {
-                r.descriptors = said;
-                r.arena_bytes = arena;
-            },
-            came,
-        );
+    for (said, came) in [(0, 0), (1, 1), (3, 2), (2, 3), (3, 3), (4, 4)] {
+        let passed = reply(|r| r.descriptors = said, came);
         assert!(
             matches!(passed, Err(HandshakeError::Descriptors { .. })),
-            "{said} {came} {arena}"
+            "{said} {came}"
         );
     }
     // An older or newer daemon still gets its refusal through, whatever the number.
@@ -272,7 +260,7 @@ fn the_secret_is_not_shown() {
     let request = Request {
         session: [1; 16],
         secret: [0xAB; 32],
-        ring: None,
+        window: None,
     };
     assert!(!format!("{request:?}").contains("171"));
 }

@@ -1,10 +1,14 @@
+use std::sync::Arc;
+
 use super::fake::*;
 use crate::device::shm::SharedMap;
-use crate::proto::channel::layout::CloseReason;
+use crate::device::{Device, DeviceError, DeviceKind, Ring, RingExport};
+use crate::proto::channel::layout::{self, CloseReason};
+use crate::proto::handshake::self_test_byte;
 use crate::proto::v1;
 use crate::proto::v1::refusal::Reason;
 use crate::service::{Peer, SaveState};
-use crate::types::SessionId;
+use crate::types::{SessionId, TransferMode};
 
 fn refused(world: &World, change: impl FnOnce(&mut v1::AttachRequest)) -> Reason {
     let mut request = attach_request(&Variant::default());
@@ -87,11 +91,9 @@ async fn every_wrong_description_has_its_own_refusal() {
         refused(&world, |r| r.ring = ring(RING, cuda)),
         Reason::DeviceUnavailable
     );
-    let engine = v1::TransferMode::Engine.into();
-    assert_eq!(
-        refused(&world, |r| r.modes = vec![engine]),
-        Reason::NoCommonMode
-    );
+    for unknown in [vec![], vec![0], vec![3]] {
+        assert_eq!(refused(&world, |r| r.modes = unknown), Reason::NoCommonMode);
+    }
     let none = Some(v1::Shard {
         attn_tp_size: 2,
         attn_tp_rank: 2,
@@ -286,4 +288,62 @@ async fn a_held_state_is_told_and_goes_on_when_lifted() {
     lift.await.unwrap();
     eventually("beats", || fake.end.link.peer_beat() > before + 2).await;
     assert_eq!(SaveState::ALL.len(), 9);
+}
+
+/// A GPU whose rings cannot be opened.
+#[derive(Debug)]
+struct Denied;
+
+impl Device for Denied {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cuda
+    }
+
+    fn open_ring(&self, _: RingExport) -> Result<Arc<dyn Ring>, DeviceError> {
+        Err(DeviceError::Unsupported)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_the_ring_cannot_be_opened_the_window_takes_its_place() {
+    let mut settings = Settings::default();
+    settings.devices.push(Arc::new(Denied));
+    let world = World::with(settings).await;
+    let (ipc, engine) = (v1::TransferMode::Ipc, v1::TransferMode::Engine);
+    let attach = |modes: &[v1::TransferMode]| {
+        let mut request = attach_request(&Variant::default());
+        request.ring = Some(v1::Ring {
+            bytes: RING,
+            device: v1::DeviceKind::Cuda.into(),
+            device_uuid: vec![1; 16].into(),
+            ipc_handle: vec![2; 64].into(),
+            ipc_offset: 0,
+        });
+        request.modes = modes.iter().map(|mode| (*mode).into()).collect();
+        let attached = world.service.attach(request, &own_peer()).unwrap();
+        assert_eq!(attached.mode(), ipc, "it is tried first");
+        let session = SessionId::from_bytes(attached.session.as_ref().try_into().unwrap());
+        (session, attached.secret)
+    };
+    let (window, fd) = SharedMap::create("window", RING).unwrap();
+    let pattern: Vec<u8> = (0..layout::HANDSHAKE_SELF_TEST_BYTES)
+        .map(self_test_byte)
+        .collect();
+    window.write(0, &pattern).unwrap();
+    let bind = |(session, secret): (SessionId, _), fd: Option<&std::os::fd::OwnedFd>| {
+        let fd = fd.map(|fd| fd.try_clone().unwrap());
+        world
+            .service
+            .bind_ring(session, &Vec::from(secret), fd, &own_peer())
+    };
+    // A worker that does not allow it, and one that passed no window.
+    for (modes, fd) in [(&[ipc][..], Some(&fd)), (&[ipc, engine], None)] {
+        let refusal = bind(attach(modes), fd).unwrap_err();
+        assert_eq!(refusal.reason(), Reason::DeviceUnavailable, "{refusal:?}");
+    }
+    let fds = bind(attach(&[ipc, engine]), Some(&fd)).unwrap();
+    assert_eq!(fds.mode, TransferMode::Engine);
+    let row = world.service.workers().remove(0);
+    assert_eq!((row.mode, row.device), (TransferMode::Engine, "cuda"));
+    assert!(row.mode_why.contains("cannot be used"), "{}", row.mode_why);
 }

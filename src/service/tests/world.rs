@@ -36,6 +36,8 @@ pub struct Settings {
     /// Everything that is done to the data directory is noted.
     pub tape: bool,
     pub config: Config,
+    /// Devices besides the memory of this host.
+    pub devices: Vec<Arc<dyn Device>>,
     pub clock: Arc<dyn Clock>,
 }
 
@@ -51,6 +53,7 @@ impl Default for Settings {
             disk: Some(ByteSize::gib(1)),
             tape: false,
             config,
+            devices: Vec::new(),
             clock: Arc::new(SystemClock::new()),
         }
     }
@@ -173,6 +176,7 @@ fn start(folder: &Path, settings: &Settings) -> (Arc<Service>, Registry, Faults)
         disk,
         tape,
         config,
+        devices: others,
         clock,
     } = settings.clone();
     let disk = disk.map(|bytes| DiskConfig {
@@ -202,13 +206,14 @@ fn start(folder: &Path, settings: &Settings) -> (Arc<Service>, Registry, Faults)
             built => break built.unwrap(),
         }
     };
-    let device: Arc<dyn Device> = Arc::new(HostDevice::new(64).unwrap());
+    let mut devices: Vec<Arc<dyn Device>> = vec![Arc::new(HostDevice::new(64).unwrap())];
+    devices.extend(others);
     let config = Config {
         fd_socket: folder.join("fd.sock"),
         ..config
     };
     let mut registry = Registry::with_prefix("engram");
-    let service = Service::start(config, store, vec![device], clock, &mut registry).unwrap();
+    let service = Service::start(config, store, devices, clock, &mut registry).unwrap();
     (service, registry, faults)
 }
 

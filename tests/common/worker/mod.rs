@@ -18,14 +18,15 @@ use engram::proto::channel::layout::{RequestFlags, Status, Tier};
 use engram::proto::channel::msg::*;
 use engram::proto::handshake::{self, HandshakeError, self_test_byte};
 use engram::proto::{PROTOCOL, v1};
+use engram::types::TransferMode;
 use uuid::Uuid;
 
 mod restore;
 mod save;
 mod talk;
 
-use super::PATIENCE;
 use super::daemon::Daemon;
+use super::{MODE, PATIENCE};
 
 /// Half open, in tokens.
 pub type Range = std::ops::Range<u32>;
@@ -58,6 +59,8 @@ pub struct Model {
     pub capacity: (u64, u64),
     /// Attention tensor-parallel size.
     pub tp: u32,
+    /// How its bytes move.
+    pub mode: TransferMode,
     /// The server that it belongs to.
     pub instance: [u8; 16],
 }
@@ -68,7 +71,7 @@ pub struct Worker {
     pub end: WorkerEnd,
     /// The channel's memory.
     pub channel: Arc<SharedMap>,
-    /// The staging ring.
+    /// What the daemon reaches: the staging ring, or its window. Nothing here needs another ring.
     pub ring: Arc<SharedMap>,
     /// Its session.
     pub session: [u8; 16],
@@ -137,6 +140,7 @@ impl Default for Model {
             layout: v1::PoolLayout::PerLayer,
             capacity: (16, 1 << 20),
             tp: 1,
+            mode: MODE,
             instance: *Uuid::new_v4().as_bytes(),
         }
     }
@@ -220,7 +224,7 @@ impl Model {
             slots: self.capacity.0,
             rows: self.capacity.1,
             boundary_grid: 256,
-            modes: vec![v1::TransferMode::Ipc.into()],
+            modes: vec![v1::TransferMode::from(self.mode).into()],
             versions: [("engine".into(), "0".into())].into(),
             epoch: 1,
             token: String::new(),
@@ -352,6 +356,7 @@ impl Worker {
             turned,
             "the daemon did not prove that it can write the ring"
         );
+        assert_eq!(passed.mode, model.mode);
         let channel = SharedMap::open(passed.channel, passed.channel_bytes).unwrap();
         let channel = Arc::new(channel);
         Worker {

@@ -108,6 +108,8 @@ class Worker(Record):
     fingerprint: str | None = None
     """What its states are interchangeable with; None while its weights change."""
     mode: str = ""
+    """Who copies between its ring and memory that the daemon reaches: `ipc` or `engine`."""
+    mode_why: str = ""
     device: str = ""
     ring_bytes: int = 0
     page_size: int = 0

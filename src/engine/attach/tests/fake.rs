@@ -11,7 +11,7 @@ use crate::proto::channel::msg::{
     Down, Drain, Drained, Fill, Filled, Lookup, LookupResult, Offer, Saved, Up, Want,
 };
 use crate::proto::channel::{Capacities, DaemonEnd, WorkerEnd};
-use crate::types::{BLOCK_TOKENS, TokenRange};
+use crate::types::{BLOCK_TOKENS, TokenRange, TransferMode};
 
 /// A stored snapshot.
 #[derive(Clone, Debug)]
@@ -33,7 +33,8 @@ pub struct Store {
 /// A daemon.
 pub struct Fake {
     pub end: DaemonEnd,
-    ring: SharedMap,
+    /// What this side reaches.
+    window: SharedMap,
     pub store: Store,
     requests: HashMap<u64, Vec<u32>>,
     /// Everything heard.
@@ -47,17 +48,22 @@ pub struct Fake {
 
 impl Fake {
     /// A session of this number, and the worker's part of it.
-    pub fn new(number: u8, ring_bytes: u64, store: Store) -> (Self, Linked) {
+    pub fn new(number: u8, ring_bytes: u64, mode: TransferMode, store: Store) -> (Self, Linked) {
         let capacities = Capacities {
             up: 64 << 10,
             down: 64 << 10,
         };
         let map = Arc::new(SharedMap::anonymous(capacities.bytes()).unwrap());
         let end = DaemonEnd::create(&map, capacities, [9; 16], [number; 16]).unwrap();
-        let (ring, fd) = SharedMap::create("ring", ring_bytes).unwrap();
+        let (shared, fd) = SharedMap::create("window", ring_bytes).unwrap();
+        let own = || SharedMap::anonymous(ring_bytes).unwrap();
+        let (ring, window) = match mode {
+            TransferMode::Ipc => (shared, None),
+            TransferMode::Engine => (own(), Some(shared)),
+        };
         let fake = Self {
             end,
-            ring: SharedMap::open(fd, ring_bytes).unwrap(),
+            window: SharedMap::open(fd, ring_bytes).unwrap(),
             store,
             requests: HashMap::new(),
             heard: Vec::new(),
@@ -70,6 +76,7 @@ impl Fake {
             boot: [9; 16],
             end: WorkerEnd::open(&map).unwrap(),
             ring,
+            window,
             bell: Box::new(|| ()),
             over: Over::new().0,
         };
@@ -183,7 +190,7 @@ impl Fake {
         } = *drain;
         assert_eq!(count, 1, "the engine moves piece by piece");
         let mut copy = vec![0; bytes as usize];
-        self.ring.read(ring_offset, &mut copy).unwrap();
+        self.window.read(ring_offset, &mut copy).unwrap();
         let (missing, snapshot) = self.store.saves.get_mut(&save).unwrap();
         match piece {
             Piece::State => snapshot.state = copy,
@@ -279,7 +286,7 @@ impl Fake {
             Piece::Kv => &leased.kv[index as usize].1,
         };
         assert_eq!(piece_bytes.len() as u64, bytes);
-        self.ring.write(ring_offset, piece_bytes).unwrap();
+        self.window.write(ring_offset, piece_bytes).unwrap();
         self.answer(Filled {
             lease,
             piece,

@@ -238,3 +238,13 @@ fn a_session_that_is_replaced_gives_everything_back() {
     );
     rig.settle();
 }
+
+/// Every test here, for the other mode.
+pub const ALL: &[fn()] = &[
+    impossible_leases_are_given_back_and_the_request_is_prefilled,
+    impossible_wants_end_the_save_only,
+    answers_to_nothing_are_counted_and_change_nothing,
+    answers_said_twice_or_too_early_do_no_harm,
+    a_daemon_that_closes_or_falls_silent_is_parted_from,
+    a_session_that_is_replaced_gives_everything_back,
+];

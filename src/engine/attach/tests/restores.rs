@@ -298,3 +298,17 @@ fn one_answer_about_several_pieces_is_as_good_as_several() {
     assert!(answer.cached_tokens >= 2048);
     rig.settle();
 }
+
+/// Every test here, for the other mode.
+pub const ALL: &[fn()] = &[
+    a_deadline_ends_a_restore_in_every_state_and_the_request_is_answered,
+    a_lost_session_ends_a_restore_in_every_state_and_the_next_session_restores,
+    a_client_that_goes_away_ends_a_restore_in_every_state,
+    a_held_restore_holds_its_own_request_only,
+    a_piece_that_does_not_come_is_a_miss,
+    a_restore_waits_for_pages_in_its_turn_and_takes_none_that_running_requests_need,
+    with_a_single_slot_there_is_no_room_for_a_state_beside_the_request,
+    kv_that_the_device_loses_while_the_request_waits_is_asked_for_again,
+    two_requests_for_one_prefix_restore_it_once,
+    one_answer_about_several_pieces_is_as_good_as_several,
+];

@@ -1,5 +1,6 @@
 //! An engine on one thread, with a fake daemon and a clock that stands still unless told.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use crate::engine::pools::{Dtype, Layout};
 use crate::engine::request::{Answer, Refusal, Request, RequestId, RequestInfo, Sampling};
 use crate::engine::rng::SplitMix64;
 use crate::engine::scheduler::{Command, Scheduler, SchedulerConfig};
-use crate::types::Millis;
+use crate::types::{Millis, ModeChoice, TransferMode};
 use crate::util::clock::ManualClock;
 
 /// Deadlines of the rig.
@@ -28,6 +29,11 @@ pub const LIMITS: Limits = Limits {
     save_patience: Duration::from_secs(30),
     silence: Duration::from_secs(500),
 };
+
+thread_local! {
+    /// Who copies between the rings of rigs on this thread and what the daemon reaches.
+    pub static MODE: Cell<TransferMode> = const { Cell::new(TransferMode::Ipc) };
+}
 
 /// The engine's shape.
 #[derive(Clone, Copy)]
@@ -158,6 +164,7 @@ impl Rig {
             address: Address::Unix("/nowhere".into()),
             token: None,
             ring_bytes: shape.ring,
+            modes: ModeChoice::Only(MODE.get()),
             limits: LIMITS,
         };
         let (dialer, load) = (Dialer::of(heard), Arc::<Load>::default());
@@ -186,7 +193,7 @@ impl Rig {
     /// Begins a session with a daemon that has this.
     pub fn attach(&mut self, store: Store) {
         self.sessions += 1;
-        let (fake, linked) = Fake::new(self.sessions, self.shape.ring, store);
+        let (fake, linked) = Fake::new(self.sessions, self.shape.ring, MODE.get(), store);
         self.fake = Some(fake);
         self.events.send(Event::Linked(Box::new(linked))).unwrap();
         self.tick();

@@ -293,3 +293,17 @@ fn a_lease_that_the_daemon_takes_back_from_a_waiting_request_is_asked_for_again(
     assert_eq!(released, [Outcome::Deadline, Outcome::Used]);
     rig.settle();
 }
+
+/// Every test here, for the other mode.
+pub const ALL: &[fn()] = &[
+    a_conversation_comes_back_after_the_device_forgot_it,
+    what_the_daemon_hears_of_a_request_is_whole,
+    only_what_the_device_lost_moves,
+    a_prefix_larger_than_the_rings_share_streams_through_it,
+    many_restores_at_once_share_a_small_ring,
+    another_page_size_restores_and_asks_past_boundaries_inside_a_page,
+    zeroing_the_restored_state_or_kv_changes_the_answer,
+    without_a_daemon_the_engine_serves_and_it_saves_as_soon_as_one_comes,
+    namespaces_are_told_apart,
+    a_lease_that_the_daemon_takes_back_from_a_waiting_request_is_asked_for_again,
+];

@@ -205,3 +205,14 @@ fn a_declined_offer_is_over() {
     assert_eq!(rig.count("declined/already_stored"), 1);
     rig.settle();
 }
+
+/// Every test here, for the other mode.
+pub const ALL: &[fn()] = &[
+    a_deadline_ends_a_save_in_every_state_and_what_comes_late_changes_nothing,
+    a_lost_session_ends_a_save_in_every_state_and_the_next_session_saves,
+    emptying_the_cache_ends_what_still_needs_it,
+    a_deeper_state_takes_the_place_of_one_that_was_not_gathered,
+    a_state_that_was_evicted_before_it_was_gathered_is_given_up,
+    pieces_wait_for_room_in_a_small_ring_and_keep_their_kv_meanwhile,
+    a_declined_offer_is_over,
+];

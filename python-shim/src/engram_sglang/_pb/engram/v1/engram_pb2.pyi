@@ -170,7 +170,7 @@ class AttachResponse(_message.Message):
     def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("session", "secret", "boot", "mode", "channel_version", "fd_socket", "heartbeat_ms", "block_tokens", "fingerprint", "arena_bytes")
+    __slots__ = ("session", "secret", "boot", "mode", "channel_version", "fd_socket", "heartbeat_ms", "block_tokens", "fingerprint")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
@@ -180,7 +180,6 @@ class Attached(_message.Message):
     HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    ARENA_BYTES_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     secret: bytes
     boot: bytes
@@ -190,8 +189,7 @@ class Attached(_message.Message):
     heartbeat_ms: int
     block_tokens: int
     fingerprint: bytes
-    arena_bytes: int
-    def __init__(self, session: _Optional[bytes] = ..., secret: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., mode: _Optional[_Union[TransferMode, str]] = ..., channel_version: _Optional[int] = ..., fd_socket: _Optional[str] = ..., heartbeat_ms: _Optional[int] = ..., block_tokens: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., arena_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, session: _Optional[bytes] = ..., secret: _Optional[bytes] = ..., boot: _Optional[bytes] = ..., mode: _Optional[_Union[TransferMode, str]] = ..., channel_version: _Optional[int] = ..., fd_socket: _Optional[str] = ..., heartbeat_ms: _Optional[int] = ..., block_tokens: _Optional[int] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason", "message", "retry_after_ms")
