@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engram_sglang import requests as requests_module
-from engram_sglang._channel_layout import CloseReason, Decline, DeclineReason, Finish, Lookup, Offer, Outcome, RequestClose, TurnFinished
+from engram_sglang._channel_layout import CloseReason, Decline, DeclineReason, Finish, Lookup, LookupResult, Miss, Offer, Outcome, RequestClose, TurnFinished
 from engram_sglang.channel import DaemonEnd, WorkerEnd
 from engram_sglang.link import Beat, Link, Session, Weights
 from engram_sglang.ring import RingSpace
@@ -115,6 +116,49 @@ def test_a_hook_tells_what_there_is_time_for(told: Told, monkeypatch: pytest.Mon
     monkeypatch.setattr(requests_module, "_TELL_IN_TICK_NS", 10_000_000_000)
     restore = told.enqueue("r", LONG)
     assert restore.asked is not None and told.shim.requests["r"].sent == LONG
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_miss_waits_for_those_that_came_with_it(told: Told, monkeypatch: pytest.MonkeyPatch, idle: bool) -> None:
+    """They are prefilled together; but not for long, and not for what came at another time."""
+    monkeypatch.setattr(requests_module, "_TELL_NS", 10_000_000_000)
+    told.shim.settings = replace(told.shim.settings, lookup_ms=1_000_000)
+    told.shim.tree.is_idle = lambda: idle
+
+    def answer(*rids: str) -> None:
+        for rid in rids:
+            restore = told.shim.requests[rid].restore
+            miss = LookupResult(
+                req=restore.request.number, attempt=restore.attempt, lease=0, boundary=0, kv_from=0, tier=None,
+                reason=Miss.NOTHING_STORED, bytes=0, parts=[],
+            )  # fmt: skip
+            assert told.daemon.tx.push(miss)
+        told.tick()
+
+    def open_() -> list[str]:
+        return [rid for rid in told.shim.requests if told.shim.may_admit(rid)]
+
+    told.enqueue("alone", 1024)
+    told.tick()
+    for rid in "abc":
+        told.enqueue(rid, 1024)
+    answer("alone")
+    assert open_() == ["alone"]
+    answer("a", "b")
+    assert open_() == ["alone"]
+    answer("c")
+    assert open_() == ["alone", "a", "b", "c"]
+
+    for rid in "de":
+        told.enqueue(rid, 1024)
+    answer("d")
+    waited = 1
+    while "d" not in open_():
+        told.tick()
+        waited += 1
+        assert waited < 40, "it waits for ever"
+    assert "e" not in open_()
+    assert waited == (17 if idle else 3)
 
 
 def test_what_raises_for_one_machine_keeps_no_other_from_its_turn(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:

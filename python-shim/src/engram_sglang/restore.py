@@ -130,7 +130,9 @@ class Ports(Protocol):
 class Restore:
     """One restore."""
 
-    def __init__(self, request: Any, attempt: int, maximum: int, device_boundary: int, device_kv: int, now: float) -> None:
+    def __init__(
+        self, request: Any, attempt: int, maximum: int, device_boundary: int, device_kv: int, now: float, begun: int = 0
+    ) -> None:
         self.request, self.attempt = request, attempt
         self.maximum = maximum
         self.device_boundary, self.device_kv = device_boundary, device_kv
@@ -163,6 +165,8 @@ class Restore:
         self.reused = 0
         self.admitted = False
         self.placed_at = 0
+        self.begun = begun
+        """The tick in which it was asked for."""
         self.asked: float | None = None
         """When the daemon was asked: it is told the tokens before."""
         self.known: int | None = None

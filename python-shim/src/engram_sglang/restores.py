@@ -21,6 +21,10 @@ from .saves import Saves
 from .seam import Room
 
 _TRIES = 4
+# Iterations for which a miss waits for the requests that came with it: where something runs, each takes as long as a
+# step of it; where nothing does, they are as short as they can be.
+_TOGETHER = 2
+_TOGETHER_IDLE = 16
 # A restore that finds no room is tried again when there is more, or after so many ticks at most: each try walks along
 # its prefix in the tree.
 _LONGEST_PAUSE = 32
@@ -106,6 +110,18 @@ class Restores(Saves):
             self._ask(restore)
         else:
             restore.pump(self, now)
+
+    def _waits_for_others(self, restore: Restore) -> bool:
+        """Whether a request that nothing was found for waits for others that came with it and are not answered yet.
+
+        They are answered one after the other, within less time than any iteration takes that runs something. Who would
+        not wait would be computed alone, and the others only after that: a prefill of all takes hardly longer than one
+        of the first. All that is asked here is the same on all ranks."""
+        if restore.state is not RestoreState.ENDED or self._ticks - restore.begun > _TOGETHER_IDLE:
+            return False
+        if self._ticks - restore.begun > _TOGETHER and not self.tree.is_idle():
+            return False
+        return any(other.begun == restore.begun and other.state is not RestoreState.PLACED for other in self.restores)
 
     def _placed(self) -> int:
         """Restores whose requests are to be admitted next."""

@@ -82,6 +82,9 @@ class Tree(Protocol):
     def room(self, request: Request) -> Room:
         """What a restore may take."""
 
+    def is_idle(self) -> bool:
+        """Whether nothing runs."""
+
     def is_short(self) -> bool:
         """Whether what runs may find no room in this iteration, as too much is held."""
 

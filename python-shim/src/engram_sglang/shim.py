@@ -202,7 +202,7 @@ class Shim(Lockstep):
         maximum = min(maximum, len(tokens)) // page * page
         if maximum - device_boundary < max(1, self.settings.minimum_tokens):
             return
-        restore = Restore(request, request.attempt, maximum, device_boundary, device_kv, self.now)
+        restore = Restore(request, request.attempt, maximum, device_boundary, device_kv, self.now, self._ticks)
         request.restore = restore
         self.restores.append(restore)
         self.counts["lookups"] += 1
@@ -223,7 +223,8 @@ class Shim(Lockstep):
             restore.consider(self, self.now)
             # The tick of this iteration is over, and the bytes are to be here by the next one.
             self._ring()
-        return restore.gate_open
+            return False
+        return not self._waits_for_others(restore)
 
     @hook("admitted")
     def admitted(self, rid: str, prefix: int) -> None:

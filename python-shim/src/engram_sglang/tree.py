@@ -97,6 +97,9 @@ class CacheTree:
                 tokens -= self._rest(req)
         return Room(tokens, scheduler.max_running_requests - len(active), not active)
 
+    def is_idle(self) -> bool:
+        return self.scheduler is None or not self._active(self.scheduler)
+
     def is_short(self) -> bool:
         cache, scheduler = self.cache, self.scheduler
         if scheduler is None:
