@@ -111,6 +111,8 @@ pub struct Queue {
     pub remove_after: Duration,
     /// No look at conversations without a state before this.
     pub trim_after: Duration,
+    /// But where there are so many conversations.
+    pub trim_at: usize,
     /// Removals asked for, in all.
     pub asked: u64,
     /// Removals done, in all.

@@ -35,6 +35,8 @@ const REMOVE_AGAIN: Duration = Duration::from_secs(10);
 
 /// Between two looks at what was said without a state, while the disk is full.
 const TRIM_AGAIN: Duration = Duration::from_secs(1);
+/// Conversations that come between two such looks at least, where they come faster.
+const TRIM_MORE: usize = 16;
 
 /// Most of the disk's budget that is kept free.
 const MAX_SLACK: u64 = 256 << 20;
@@ -364,9 +366,12 @@ impl Service {
             // Only a part of it, as little as that of the slack, is for what was said without a state.
             let now = self.clock.monotonic();
             let mut core = self.core.lock();
-            if now >= core.queue.trim_after {
+            if now >= core.queue.trim_after || core.conversations.len() >= core.queue.trim_at {
                 core.queue.trim_after = now.saturating_add(TRIM_AGAIN);
                 core.conversations.trim_bytes(slack);
+                // Each look sorts all: it comes again when there are some more of them.
+                let count = core.conversations.len();
+                core.queue.trim_at = count + (count / 16).max(TRIM_MORE);
             }
         }
         if over > 0 && self.evict_from_disk(over) == 0 && usage.bytes > usage.budget {
