@@ -105,11 +105,11 @@ mod tests {
     #[tokio::test]
     async fn a_write_that_nobody_takes_fails_and_a_slow_one_does_not() {
         let (ours, mut theirs) = tokio::io::duplex(16);
-        let mut stall = Stall::new(ours, Duration::from_millis(50));
+        let mut stall = Stall::new(ours, Duration::from_secs(2));
         // Byte by byte, with pauses that add up to more than the patience.
         let slow = tokio::spawn(async move {
             for _ in 0..64 {
-                tokio::time::sleep(Duration::from_millis(2)).await;
+                tokio::time::sleep(Duration::from_millis(40)).await;
                 theirs.read_u8().await.unwrap();
             }
             theirs
