@@ -114,6 +114,7 @@ class Stage:
 [rest]
 listen = "127.0.0.1:{self.port}"
 socket = "{self.folder}/rest.sock"
+max_generate_body = "4 MiB"
 {'token_file = "' + str(self.folder / "token") + '"' if token else ""}
 [grpc]
 socket = "{self.folder}/grpc.sock"
