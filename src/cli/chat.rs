@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 
 use super::client::{Client, ClientError};
-use super::remote::{EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Remote};
+use super::remote::{EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, Remote, runtime};
 use super::table::plain;
 
 /// Talk with the model behind the daemon: each line is a message, and only that is sent.
@@ -62,15 +62,9 @@ struct Speed {
 
 /// Reads lines until there are no more.
 pub fn run(mut chat: Chat) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-    {
+    let runtime = match runtime() {
         Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("engram: {error}");
-            return ExitCode::from(EXIT_REFUSED);
-        }
+        Err(code) => return code,
     };
     let Remote {
         url,

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::client::{Client, ClientError, root_cause};
 use super::fields::moment;
-use super::remote::{EXIT_REFUSED, Remote, print, tell};
+use super::remote::{Remote, print, runtime, tell};
 
 /// How long a stream may stand still: the daemon gives a sign of life four times as often.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -51,15 +51,9 @@ struct Lines {
 
 /// Follows until the daemon ends the stream, or the reader of the output leaves.
 pub fn run(args: &Events) -> ExitCode {
-    let runtime = match tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-    {
+    let runtime = match runtime() {
         Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("engram: {error}");
-            return ExitCode::from(EXIT_REFUSED);
-        }
+        Err(code) => return code,
     };
     match runtime.block_on(args.follow()) {
         Ok(code) => code,

@@ -157,6 +157,17 @@ pub trait Ask {
     fn show(&self, answer: &Value) -> String;
 }
 
+/// A runtime on this thread; `Err`: the system has none, which was said.
+pub(super) fn runtime() -> Result<tokio::runtime::Runtime, ExitCode> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| {
+            eprintln!("engram: {error}");
+            ExitCode::from(EXIT_REFUSED)
+        })
+}
+
 /// Runs a command and prints its answer.
 pub fn run(command: impl Ask) -> ExitCode {
     let Remote {
@@ -165,15 +176,9 @@ pub fn run(command: impl Ask) -> ExitCode {
         timeout,
         json,
     } = command.remote();
-    let runtime = match tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-    {
+    let runtime = match runtime() {
         Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("engram: {error}");
-            return ExitCode::from(EXIT_REFUSED);
-        }
+        Err(code) => return code,
     };
     let answer = Client::new(url, token.clone(), *timeout)
         .and_then(|client| runtime.block_on(command.ask(&client)));

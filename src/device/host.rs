@@ -176,17 +176,9 @@ impl HostRing {
         len: u64,
         done: Done,
     ) {
-        for (offset, size) in [(ring_off, self.shared.map.len()), (arena_off, arena.len())] {
-            if offset.checked_add(len).is_none_or(|end| end > size) {
-                let align = 1;
-                let error = OutOfBounds {
-                    offset,
-                    len,
-                    align,
-                    size,
-                };
-                return done(Err(error.into()));
-            }
+        let places = [(ring_off, self.shared.map.len()), (arena_off, arena.len())];
+        if let Err(error) = OutOfBounds::check_all(places, len) {
+            return done(Err(error.into()));
         }
         let end = End {
             done: Some(done),

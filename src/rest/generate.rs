@@ -108,113 +108,42 @@ pub async fn native(
     answer(work.await)
 }
 
-/// Text as tokens.
-#[utoipa::path(
-    post,
-    path = "/tokenize",
-    tag = "passed",
-    request_body = Object,
-    responses((status = 200, description = "The inference server's", content((Object = "application/json"))))
-)]
-pub async fn tokenize(
-    shared: State<Shared>,
-    admitted: Extension<Admitted>,
-    request: Request,
-) -> Response {
-    pass(shared, admitted, request).await
+/// Handlers of what the inference server answers by itself, each with its place in the document.
+macro_rules! passed {
+    ($($(#[$doc:meta])* $name:ident: $method:ident $path:literal $(, $body:ident = $object:ident)?;)*) => {$(
+        $(#[$doc])*
+        #[utoipa::path(
+            $method,
+            path = $path,
+            tag = "passed",
+            $($body = $object,)?
+            responses((status = 200, description = "The inference server's", content((Object = "application/json"))))
+        )]
+        pub async fn $name(
+            shared: State<Shared>,
+            admitted: Extension<Admitted>,
+            request: Request,
+        ) -> Response {
+            pass(shared, admitted, request).await
+        }
+    )*};
 }
 
-/// Tokens as text.
-#[utoipa::path(
-    post,
-    path = "/detokenize",
-    tag = "passed",
-    request_body = Object,
-    responses((status = 200, description = "The inference server's", content((Object = "application/json"))))
-)]
-pub async fn detokenize(
-    shared: State<Shared>,
-    admitted: Extension<Admitted>,
-    request: Request,
-) -> Response {
-    pass(shared, admitted, request).await
-}
-
-/// Text as tokens.
-#[utoipa::path(
-    post,
-    path = "/v1/tokenize",
-    tag = "passed",
-    request_body = Object,
-    responses((status = 200, description = "The inference server's", content((Object = "application/json"))))
-)]
-pub async fn tokenize_v1(
-    shared: State<Shared>,
-    admitted: Extension<Admitted>,
-    request: Request,
-) -> Response {
-    pass(shared, admitted, request).await
-}
-
-/// Tokens as text.
-#[utoipa::path(
-    post,
-    path = "/v1/detokenize",
-    tag = "passed",
-    request_body = Object,
-    responses((status = 200, description = "The inference server's", content((Object = "application/json"))))
-)]
-pub async fn detokenize_v1(
-    shared: State<Shared>,
-    admitted: Extension<Admitted>,
-    request: Request,
-) -> Response {
-    pass(shared, admitted, request).await
-}
-
-/// The models that the inference server has.
-#[utoipa::path(
-    get,
-    path = "/v1/models",
-    tag = "passed",
-    responses((status = 200, description = "The inference server's", content((Object = "application/json"))))
-)]
-pub async fn models(
-    shared: State<Shared>,
-    admitted: Extension<Admitted>,
-    request: Request,
-) -> Response {
-    pass(shared, admitted, request).await
-}
-
-/// Whether the inference server answers.
-#[utoipa::path(
-    get,
-    path = "/health",
-    tag = "passed",
-    responses((status = 200, description = "The inference server's", content((Object = "application/json"))))
-)]
-pub async fn health(
-    shared: State<Shared>,
-    admitted: Extension<Admitted>,
-    request: Request,
-) -> Response {
-    pass(shared, admitted, request).await
-}
-
-/// The inference server's own settings.
-#[utoipa::path(
-    get,
-    path = "/server_info",
-    tag = "passed",
-    responses((status = 200, description = "The inference server's", content((Object = "application/json"))))
-)]
-pub async fn server_info(
-    shared: State<Shared>,
-    admitted: Extension<Admitted>,
-    request: Request,
-) -> Response {
-    pass(shared, admitted, request).await
+passed! {
+    /// Text as tokens.
+    tokenize: post "/tokenize", request_body = Object;
+    /// Tokens as text.
+    detokenize: post "/detokenize", request_body = Object;
+    /// Text as tokens.
+    tokenize_v1: post "/v1/tokenize", request_body = Object;
+    /// Tokens as text.
+    detokenize_v1: post "/v1/detokenize", request_body = Object;
+    /// The models that the inference server has.
+    models: get "/v1/models";
+    /// Whether the inference server answers.
+    health: get "/health";
+    /// The inference server's own settings.
+    server_info: get "/server_info";
 }
 
 /// Whatever the server says to it.

@@ -3,7 +3,8 @@
 //! # What
 //! The rows of the catalog go straight into the index, the table of objects and the records. Threads
 //! share the work: one decodes rows and one puts them into the index, one fills the table of objects,
-//! some read conversations and one takes them. A snapshot whose row is no longer right is read from its manifest, as all are without a catalog.
+//! some read conversations and one takes them. A snapshot whose row is no longer right is read from
+//! its manifest, as all are without a catalog.
 //!
 //! # Tokens
 //! Prompts are compared with the token log, so what it says must be what was written. A small log is

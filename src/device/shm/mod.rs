@@ -74,6 +74,24 @@ pub struct OutOfBounds {
     pub size: u64,
 }
 
+impl OutOfBounds {
+    /// Whether `len` bytes lie in each of the memories: where they start there, and its size.
+    pub(super) fn check_all(places: [(u64, u64); 2], len: u64) -> Result<(), Self> {
+        let align = 1;
+        let outside =
+            |(offset, size): &(u64, u64)| offset.checked_add(len).is_none_or(|end| end > *size);
+        match places.into_iter().find(outside) {
+            None => Ok(()),
+            Some((offset, size)) => Err(Self {
+                offset,
+                len,
+                align,
+                size,
+            }),
+        }
+    }
+}
+
 /// Why a descriptor is not taken as shared memory.
 #[derive(Debug, thiserror::Error)]
 pub enum ShmError {
